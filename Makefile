@@ -1,0 +1,49 @@
+# make         builds the command
+# make test    provides the servers, runs everything, ends with a table of what ran where
+# make docs    writes what the latest make test has shown into docs/choosing.md
+# make lint    the linters of .golangci.yaml
+# make bench   the benchmarks of the drivers, as ratios to raw commands taken in turn in one run
+#
+# Debian packages that are missing are installed when we may (root or sudo); else the target says what to install.
+
+GOLANGCI_VERSION := v2.14.0
+GOLANGCI := .cache/golangci-lint-$(GOLANGCI_VERSION)
+.PHONY: build test docs lint bench servers clean
+
+build:
+	go build -o bin/ ./cmd/fencelock
+
+test: servers
+	./test.sh
+
+docs:
+	./test.sh docs
+
+servers:
+	conformance/servers/provide.sh
+
+bench: servers
+	go test -run '^$$' -bench Pair -benchtime 9x ./driver/goredis
+	go test -run '^$$' -bench Crowd -benchtime 7x ./driver/goredis ./driver/rueidis
+	go test -run '^$$' -bench Extend -benchtime 3000x ./driver/goredis
+	go test -run '^$$' -bench 'HeldLeases|LossSignal' -benchtime 1x ./driver/goredis
+	go test -run '^$$' -bench Pair -benchtime 1000x ./driver/etcd
+	go test -run '^$$' -bench 'Handoff|LossSignal' -benchtime 20x ./driver/etcd
+	go test -run '^$$' -bench Waiters -benchtime 3x ./driver/etcd
+	go test -run '^$$' -bench 'Uncontended|Handover' -benchtime 2000x ./driver/postgres
+	go test -run '^$$' -bench Extensions -benchtime 3x ./driver/postgres
+	go test -run '^$$' -bench . -benchtime 3x .
+
+lint: $(GOLANGCI)
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not formatted: $$unformatted"; exit 1; }
+	go vet ./...
+	$(GOLANGCI) run ./...
+	cd conformance/containers && go vet ./... && $(CURDIR)/$(GOLANGCI) run --config $(CURDIR)/.golangci.yaml ./...
+
+$(GOLANGCI):
+	@mkdir -p $(@D)
+	GOBIN=$(CURDIR)/$(@D) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	@mv $(@D)/golangci-lint $@
+
+clean:
+	rm -rf bin .cache

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package history
+
+func readBase() clockBase { return wallBase() }

@@ -1,0 +1,43 @@
+-- The holder of a lock is one string, which Redis lets expire.
+
+local function at(offset)
+	H, F, Q, X, W = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3], KEYS[offset + 4], KEYS[offset + 5]
+end
+
+local owner, token, holder
+local function open()
+	local held = call('GET', H)
+	owner = nil
+	if held then
+		token, owner, holder = string.match(held, '^(%d+) (%S+) (.*)$')
+		if not owner then error('FENCELOCK the key of a lock holds something else', 0) end
+	end
+end
+
+local function count() return owner and 1 or 0 end
+
+local function find(id) return id == owner and token end
+
+local function put(id, t, ttl, about)
+	owner, token, holder = id, t, about
+	write('SET', H, t .. ' ' .. id .. ' ' .. about, 'PX', ttl)
+end
+
+-- Writes in any case: who asks replicas afterwards whether they have followed needs a write of his own to ask about.
+local function prolong(id, ttl)
+	local left = math.max(call('PTTL', H), ttl)
+	write('PEXPIRE', H, left)
+	return left
+end
+
+local function clear()
+	owner = nil
+	write('DEL', H)
+end
+
+local function drop(id) clear() end
+
+local function list()
+	if not owner then return {} end
+	return {owner, call('PTTL', H), token, holder}
+end
