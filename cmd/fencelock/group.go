@@ -83,9 +83,10 @@ func (g *group) resume() { _ = g.signal(syscall.SIGCONT) }
 // signalCommand sends to the command alone, which must not have ended.
 func (g *group) signalCommand(sig syscall.Signal) { _ = syscall.Kill(g.id, sig) }
 
-// raiseInterrupt sends SIGINT to our own process group with its default action, and so ends this process.
-func raiseInterrupt() {
+// raiseInterrupt sends SIGINT with its default action to us, or to our whole process group if the id is 0, and so
+// ends this process.
+func raiseInterrupt(id int) {
 	signal.Reset(syscall.SIGINT)
-	_ = syscall.Kill(0, syscall.SIGINT)
+	_ = syscall.Kill(id, syscall.SIGINT)
 	time.Sleep(time.Second) // the signal may be delivered to another thread
 }

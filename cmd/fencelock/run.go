@@ -130,10 +130,10 @@ func (r *runner) run(ctx context.Context, c *cli, args []string) error {
 	defer signal.Stop(signals)
 	p, err := r.hold(ctx, c, path, args, signals)
 	if p != nil && p.interrupted {
-		// The terminal's Ctrl-C has reached the command's process group only: let our own see it as well, or a
-		// shell script around us would go on with its next command.
+		// A shell script around us goes on with its next command unless we, too, are seen to end by SIGINT. If the
+		// command had the terminal, Ctrl-C has reached its process group only: let the whole of ours see it.
 		c.console.flush()
-		raiseInterrupt()
+		raiseInterrupt(p.interrupt)
 	}
 	return err
 }

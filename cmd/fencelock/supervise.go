@@ -48,7 +48,9 @@ type supervisor struct {
 	lost        bool
 	gave        bool // the group was given the terminal, and it was not taken back
 	wants       bool // the group is to have the terminal whenever the job has it
-	interrupted bool // the command was ended by Ctrl-C while it had the terminal
+	passed      bool // a SIGINT of our own to the group
+	interrupt   int  // whom the SIGINT that ended the command is still to reach, as in kill(2): our group, or us
+	interrupted bool // the command was ended by a SIGINT that was passed on, or by Ctrl-C while it had the terminal
 }
 
 func superviseCommand(c *cli, what target, lease *fencelock.Lease, grace time.Duration, signals chan os.Signal,
@@ -103,7 +105,10 @@ func (s *supervisor) wait() {
 				continue
 			}
 			s.ended, s.status = true, change
-			s.interrupted = s.gave && change.Signaled() && change.Signal() == syscall.SIGINT
+			s.interrupted = (s.gave || s.passed) && change.Signaled() && change.Signal() == syscall.SIGINT
+			if !s.gave { // the rest of our group has had it
+				s.interrupt = syscall.Getpid()
+			}
 			s.takeTerminal()
 			if !s.group.alive() {
 				return
@@ -155,6 +160,7 @@ func (s *supervisor) pass(sig syscall.Signal) {
 			_ = s.group.signal(sig)
 		}
 	default:
+		s.passed = s.passed || sig == syscall.SIGINT
 		_ = s.group.signal(sig)
 		if s.ended { // what it has left may have been stopped by the terminal
 			s.group.resume()
