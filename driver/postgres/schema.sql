@@ -32,8 +32,8 @@ CREATE DOMAIN fencelock.floor AS bigint CHECK (VALUE BETWEEN 0 AND 1::bigint << 
 CREATE DOMAIN fencelock.duration AS bigint CHECK (VALUE BETWEEN 0 AND 366 * 86400000000); -- in microseconds
 
 -- What is remembered of a name. Its row is locked by every step that takes, gives or queues, before that
--- step looks at anything else. last is the last token. sole spares an uncontended pair to look: it is '' if the name has neither lease nor
--- waiter, and may be the owner of a lease if the name has that one only, even expired, and no waiter. Null says nothing.
+-- step looks at anything else. last is the last token. sole spares an uncontended pair a look: '' says that the name has
+-- neither lease nor waiter, an owner that it has none besides a lease of this owner, and null nothing.
 CREATE TABLE fencelock.names (
 	ns   text COLLATE "C" NOT NULL,
 	kind smallint NOT NULL,
