@@ -44,7 +44,11 @@ func (r record) ScanRow(rows pgx.Rows) error {
 		if !columns.Next() {
 			return errors.Join(errShort, columns.Err())
 		}
-		if err := types.Scan(0, pgx.TextFormatCode, columns.Bytes(), into); err != nil {
+		var kind uint32 // is told by the target,
+		if _, ok := into.(*[]byte); ok {
+			kind = pgtype.ByteaOID // which could have been one for the text as well
+		}
+		if err := types.Scan(kind, pgx.TextFormatCode, columns.Bytes(), into); err != nil {
 			return err
 		}
 	}
