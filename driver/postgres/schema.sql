@@ -252,8 +252,9 @@ BEGIN
 	END IF;
 END $$;
 
--- What follows are the steps. States: 0 ask alone, 1 held, 2 granted, 3 waiting, 4 gone, 5 locked.
+-- What follows are the steps, but for contend and yield, which are parts. States: 0 ask alone, 1 held, 2 granted, 3 waiting, 4 gone, 5 locked.
 
+-- contend is lock for a name that is not known to be free.
 CREATE FUNCTION fencelock.contend(p_ns text, p_kind smallint, p_name fencelock.key, p_owner fencelock.id, p_ttl fencelock.duration,
 	p_most fencelock.most, p_floor fencelock.floor, p_holder fencelock.holder, p_wait boolean, p_claim fencelock.duration,
 	p_mine fencelock.channel,
@@ -313,9 +314,10 @@ BEGIN
 	END IF;
 END $$;
 
--- lock and release are most of what is ever called, mostly for a name that nobody else wants. To set a search path or to check a domain takes
--- about as long as one of their statements: hence they do neither, and write the schema with each operator. What is less simple they
--- leave to contend and yield.
+-- lock and release are mostly for a name that nobody else wants, and what they do then is here. To set a search path or to check domains
+-- would take as long as one of the statements: hence they write the schema with each operator, function and type, and leave everything
+-- else, arguments out of bounds too, to contend and yield. They need not look who holds or waits, since sole is read from
+-- the row that they have locked.
 
 CREATE FUNCTION fencelock.lock(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_ttl bigint, p_most integer, p_floor bigint,
 	p_holder bytea, p_wait boolean, p_claim bigint, p_mine text,
@@ -336,7 +338,7 @@ BEGIN
 				AND n.sole OPERATOR(pg_catalog.=) ''
 			RETURNING n.last INTO token;
 		IF FOUND THEN
-			-- From now on, not from before the row was ours.
+			-- By the clock after the row was ours: what the step before this one wrote must not lie in the future.
 			INSERT INTO fencelock.leases VALUES (p_ns, p_kind, p_name, p_owner, token,
 				fencelock.later(pg_catalog.clock_timestamp(), p_ttl), p_holder);
 			state := 2;
@@ -408,6 +410,7 @@ BEGIN
 	ttl := v_mine.ttl;
 END $$;
 
+-- yield is release for a name that others may hold or want, or where nothing is to be released.
 CREATE FUNCTION fencelock.yield(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_mine text, OUT ended boolean, OUT granted text[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -473,7 +476,8 @@ BEGIN
 		WHERE n.ns OPERATOR(pg_catalog.=) p_ns AND n.kind OPERATOR(pg_catalog.=) p_kind AND n.name OPERATOR(pg_catalog.=) p_name
 			AND n.sole OPERATOR(pg_catalog.=) p_owner;
 	IF FOUND THEN
-		-- A lease that has an xmax was perhaps pinned, which is not to be waited for.
+		-- A lease with an xmax may be pinned, which is not to be waited for: yield sees to that. (A pin that comes between this look and
+		-- the deletion is waited for.)
 		DELETE FROM fencelock.leases l
 			WHERE l.ns OPERATOR(pg_catalog.=) p_ns AND l.kind OPERATOR(pg_catalog.=) p_kind AND l.name OPERATOR(pg_catalog.=) p_name
 				AND l.owner OPERATOR(pg_catalog.=) p_owner AND l.xmax OPERATOR(pg_catalog.=) '0'::pg_catalog.xid
