@@ -13,15 +13,15 @@ import (
 )
 
 // maxTrips is how many proposals one request makes. A second one is due when the name's last token is ahead of the
-// client's clock, more only if others are at the same name.
-const maxTrips = 6
+// client's clock, more only if others are at the same name: of all who are, one gets on with each.
+const maxTrips = 64
 
 // Lock implements driver.Locker.
 func (d *Driver) Lock(ctx context.Context, r driver.Request) (driver.Answer, error) {
 	if err := d.begin(ctx); err != nil {
 		return driver.Answer{}, err
 	}
-	o, b := d.adopt(r), newBallot(len(d.nodes), r.Limit, r.Floor)
+	o, b := d.adopt(r), newBallot(r.ID, len(d.nodes), r.Limit, r.Floor)
 	b.propose(max(d.lastSeen(r.Name)+1, r.Floor+1, now()), strconv.Itoa(rand.N(r.Limit)))
 	has := make([]bool, len(d.nodes)) // it may have granted something, by any of the proposals
 	vague := make([]bool, len(d.nodes))
@@ -33,15 +33,52 @@ func (d *Driver) Lock(ctx context.Context, r driver.Request) (driver.Answer, err
 			d.granted(o, sent, r.TTL, b.token, b.place)
 			return driver.Answer{State: driver.Granted, Token: b.token, TTL: r.TTL}, nil
 		}
-		if v == again && trip < maxTrips && ctx.Err() == nil {
-			slot := b.slot
-			if free, ok := b.free(rand.N(r.Limit)); ok {
-				slot = free
-			}
-			b.propose(b.next(), slot)
+		if (v == again || v == yield) && trip < maxTrips && ctx.Err() == nil {
+			d.contend(ctx, o, b, v, trip, time.Duration(d.clock.Now()-sent))
 			continue
 		}
 		return d.notWon(ctx, o, b, v, round.outcomes, has, vague)
+	}
+}
+
+// contend makes the next proposal. Those who give way to others need about as long as the last one took.
+func (d *Driver) contend(ctx context.Context, o *owner, b *ballot, v verdict, trip int, took time.Duration) {
+	slot, others := b.slot, false
+	leader, _ := b.leader(slot)
+	for _, v := range b.votes {
+		others = others || v.said == other
+	}
+	if v == yield {
+		d.giveWay(o, b.proposal)
+		took *= time.Duration(min(trip, 8))
+		slot = strconv.Itoa(rand.N(b.limit))
+	} else if leader != "" && leader != shortID(o.ID) {
+		slot, _ = b.free(rand.N(b.limit))
+	}
+	if others || v == yield {
+		pause(ctx, took)
+	}
+	b.propose(b.next(), slot)
+}
+
+// giveWay gives back what a proposal has got, and nothing that a later one will get.
+func (d *Driver) giveWay(o *owner, t driver.Token) {
+	keys := d.keys(o.Name)
+	d.broadcast(d.ctx, func(n *node) *ask {
+		if !o.asked[n.index].Load() {
+			return nil
+		}
+		return &ask{step: releaseStep, kind: o.Name.Kind, keys: keys, args: []string{o.ID, t.String()}, owner: o}
+	}).stop()
+}
+
+// pause waits about as long.
+func pause(ctx context.Context, about time.Duration) {
+	timer := time.NewTimer(about/2 + rand.N(about+1))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
 	}
 }
 
@@ -103,8 +140,15 @@ func (d *Driver) vote(r reply, out *outcome) vote {
 		text, _ := fields[1].(string)
 		v.slot, _ = fields[2].(string)
 		busy, _ := fields[3].(string)
+		for pair := range strings.FieldsSeq(busy) {
+			if v.busy == nil {
+				v.busy = make(map[string]string)
+			}
+			slot, who, _ := strings.Cut(pair, ":")
+			v.busy[slot] = who
+		}
 		token, err := strconv.ParseUint(text, 10, 64)
-		if v.token, v.busy = driver.Token(token), strings.Fields(busy); err == nil && what >= 1 && what <= int64(far) {
+		if v.token = driver.Token(token); err == nil && what >= 1 && what <= int64(far) {
 			v.said = said(what)
 		}
 	}
@@ -170,7 +214,7 @@ func (d *Driver) notWon(ctx context.Context, o *owner, b *ballot, v verdict, out
 	switch {
 	case v == held:
 		return driver.Answer{State: driver.Held}, nil
-	case v == again:
+	case v == again || v == yield:
 		// Others have been faster each time.
 		err := d.failure(fmt.Sprintf("%d proposals have not been accepted", maxTrips), outcomes)
 		if !sure {
@@ -188,29 +232,33 @@ func (d *Driver) Acquire(ctx context.Context, r driver.Request) (driver.Answer, 
 	return d.Lock(ctx, r)
 }
 
-// maxSeen is of how many names the last token is remembered.
+// maxSeen is of how many names tokens are remembered that lie ahead of the clock.
 const maxSeen = 4096
 
 func (d *Driver) lastSeen(n driver.Name) driver.Token {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.seen[n]
+	t := d.seen[n]
+	if t < now() {
+		delete(d.seen, n)
+	}
+	return t
 }
 
-// see remembers a token that nodes have told of, so that the next proposal is above it.
+// see remembers a token that nodes have told of and that lies ahead of the clock, so that the next proposal is above it.
 func (d *Driver) see(n driver.Name, t driver.Token) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if t <= d.seen[n] {
+	if t < now() {
 		return
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if len(d.seen) >= maxSeen {
 		for some := range d.seen {
 			delete(d.seen, some)
 			break
 		}
 	}
-	d.seen[n] = t
+	d.seen[n] = max(t, d.seen[n])
 }
 
 // NextToken implements driver.FencingSource.
@@ -218,7 +266,7 @@ func (d *Driver) NextToken(ctx context.Context, n driver.Name, floor driver.Toke
 	if err := d.begin(ctx); err != nil {
 		return 0, err
 	}
-	b := newBallot(len(d.nodes), 1, floor)
+	b := newBallot("", len(d.nodes), 1, floor)
 	b.propose(max(d.lastSeen(n)+1, floor+1, now()), "")
 	sure := true
 	for trip := 1; ; trip++ {
@@ -249,7 +297,7 @@ func (d *Driver) Advance(ctx context.Context, n driver.Name, floor driver.Token)
 	if err := d.begin(ctx); err != nil {
 		return err
 	}
-	b := newBallot(len(d.nodes), 1, 0)
+	b := newBallot("", len(d.nodes), 1, 0)
 	round, v := d.fenceRound(ctx, n, b, floor, "raise")
 	if v == won {
 		d.see(n, floor)

@@ -1,11 +1,11 @@
--- ARGV: run, id, ttl, proposal, "first" or "later", slot, holder. Answers what, token, slot and the slots of others. An
--- owner that has a slot already keeps it and its token, unless a later proposal takes its place.
+-- ARGV: run, id, ttl, proposal, "first" or "later", slot, holder. Answers what, token, slot, and who has which slots
+-- besides. An owner that has a slot already keeps it and its token, unless a later proposal takes its place.
 at(0)
 local id, ttl, t, first, slot = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == 'first', ARGV[6]
 open()
 local why, last = refusal(t, first)
 local mine, token = find(id)
-if mine and (first or why) then
+if mine and (first or tonumber(token) == t) then
 	prolong(mine, ttl)
 	return {MINE, token, mine, busy(id)}
 end

@@ -22,9 +22,9 @@ const (
 // vote is a node's answer to a proposal.
 type vote struct {
 	said  said
-	token driver.Token // with mine that of the owner, else what the node has stored, or its clock
-	slot  string       // with mine
-	busy  []string     // slots that others have
+	token driver.Token      // with mine that of the owner, else what the node has stored, or its clock
+	slot  string            // with mine
+	busy  map[string]string // slots that others have, and who they are
 }
 
 // verdict is what the votes so far mean.
@@ -34,13 +34,15 @@ const (
 	open  verdict = iota // more votes are needed
 	won                  // a majority has given the owner one slot with one token
 	held                 // no majority is to be had, because of others
-	again                // another proposal may win
+	again                // another proposal may win, and what this one has got may be kept meanwhile
+	yield                // as again, but what this one has got is in the way of others
 	short                // too few nodes take part, and surely no majority has accepted
 	vague                // a node that did not answer may make a majority
 )
 
 // ballot decides about one proposal from what the nodes say to it. It counts votes and does nothing else.
 type ballot struct {
+	id       string // of the owner
 	quorum   int
 	limit    int          // slots
 	floor    driver.Token // which the next proposal must exceed
@@ -53,8 +55,8 @@ type ballot struct {
 	place string
 }
 
-func newBallot(nodes, limit int, floor driver.Token) *ballot {
-	return &ballot{quorum: nodes/2 + 1, limit: limit, floor: floor, votes: make([]vote, nodes)}
+func newBallot(id string, nodes, limit int, floor driver.Token) *ballot {
+	return &ballot{id: id, quorum: nodes/2 + 1, limit: limit, floor: floor, votes: make([]vote, nodes)}
 }
 
 // propose begins anew: earlier votes were for another proposal.
@@ -94,10 +96,13 @@ func (b *ballot) verdict() verdict {
 	}
 	switch {
 	case best >= b.quorum:
-		if b.crowded() {
+		switch {
+		case !b.crowded():
+			return won
+		case b.full():
 			return held
 		}
-		return won
+		return yield
 	case best+pending >= b.quorum:
 		return open
 	case best+pending+unknowns >= b.quorum:
@@ -108,25 +113,63 @@ func (b *ballot) verdict() verdict {
 		return vague
 	}
 	// This proposal cannot win any more.
-	if b.limit > 1 && able >= b.quorum {
-		if _, ok := b.free(0); !ok {
-			return held
-		}
+	_, free := b.free(0)
+	leader, votes := b.leader(b.slot)
+	switch {
+	case able-others >= b.quorum:
 		return again
-	}
-	switch willing := able - others; {
-	case willing >= b.quorum:
-		return again
-	case b.limit == 1 && willing+pending >= b.quorum, b.limit > 1 && able+pending >= b.quorum:
-		return open
-	case able >= b.quorum && others > 0:
+	case b.full(), b.limit == 1 && votes >= b.quorum:
 		return held
-	case able+pending >= b.quorum && others > 0:
+	case pending > 0 && able+pending >= b.quorum:
 		return open
+	case able >= b.quorum && (leader == shortID(b.id) || free):
+		return again
+	case able >= b.quorum && b.limit == 1:
+		return held
+	case able >= b.quorum:
+		return yield
 	case unknowns > 0:
 		return vague
 	}
 	return short
+}
+
+// shortID is enough of an id to tell those apart who want one name at the same time.
+func shortID(id string) string { return id[:min(len(id), 8)] }
+
+// leader answers who has a slot on the most nodes. When several want it at once and nobody gets a majority, all see the
+// same leader: the others give way to it, and it asks again.
+func (b *ballot) leader(slot string) (id string, votes int) {
+	count := make(map[string]int)
+	for _, v := range b.votes {
+		who := v.busy[slot]
+		if v.said == mine && v.slot == slot {
+			who = shortID(b.id)
+		}
+		if who == "" {
+			continue
+		}
+		count[who]++
+		if n := count[who]; n > votes || n == votes && who < id {
+			id, votes = who, n
+		}
+	}
+	return id, votes
+}
+
+// full says that others have as many slots as the limit allows, each on a majority.
+func (b *ballot) full() bool {
+	count := make(map[string]int)
+	slots := 0
+	for _, v := range b.votes {
+		for slot, who := range v.busy {
+			key := slot + ":" + who
+			if count[key]++; count[key] == b.quorum {
+				slots++
+			}
+		}
+	}
+	return slots >= b.limit
 }
 
 // crowded says of a permit that, counting it, more than its own limit may be held. Whoever has a slot on a majority is
@@ -135,7 +178,7 @@ func (b *ballot) crowded() bool {
 	taken := map[string]bool{b.place: true}
 	for _, v := range b.votes {
 		if v.said == mine && v.token == b.token && v.slot == b.place {
-			for _, s := range v.busy {
+			for s := range v.busy {
 				taken[s] = true
 			}
 		}
@@ -147,7 +190,7 @@ func (b *ballot) crowded() bool {
 func (b *ballot) free(start int) (string, bool) {
 	taken := make(map[string]bool)
 	for _, v := range b.votes {
-		for _, s := range v.busy {
+		for s := range v.busy {
 			taken[s] = true
 		}
 	}

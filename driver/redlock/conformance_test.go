@@ -12,6 +12,7 @@ const atOnce = 8
 
 func TestConformance(t *testing.T) {
 	redlockbackend.Run(t, "process", atOnce, func(t testing.TB) redlockbackend.Masters {
-		return redlockbackend.Start(t, 5, &servers.RedisOptions{})
+		// Of a server that may forget a restart is held against it for the longest TTL.
+		return redlockbackend.Start(t, 5, &servers.RedisOptions{AppendFsync: "always"})
 	})
 }

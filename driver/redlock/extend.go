@@ -157,7 +157,10 @@ func (x *extending) count(e *extension, n *node, said any) (fill bool) {
 		e.decided = true
 		slices.SortFunc(e.here, func(a, b time.Duration) int { return int(b - a) })
 		e.result.State = driver.Granted
-		e.result.TTL = max(e.TTL, e.here[d.quorum-1])
+		e.result.TTL = e.TTL
+		if left := e.here[d.quorum-1]; left >= e.TTL+time.Millisecond { // more than rounding has made of it
+			e.result.TTL = left
+		}
 		for t, n := range e.token {
 			if n > e.token[e.result.Token] {
 				e.result.Token = t

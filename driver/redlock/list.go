@@ -25,7 +25,7 @@ func (d *Driver) List(ctx context.Context, n driver.Name, yield func(driver.Hold
 		err      error
 	}
 	replies := make(chan listed, len(d.nodes))
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := ended(ctx)
 	defer cancel()
 	for _, node := range d.nodes {
 		d.background(func() {
@@ -61,6 +61,15 @@ func (d *Driver) List(ctx context.Context, n driver.Name, yield func(driver.Hold
 		}
 	}
 	return nil
+}
+
+// ended is a context that ends with ctx, or at its deadline even if ctx does not tell.
+func ended(ctx context.Context) (context.Context, context.CancelFunc) {
+	at, ok := ctx.Deadline()
+	if !ok || ctx.Done() != nil {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(context.WithoutCancel(ctx), at)
 }
 
 // listNode lists what one node has.

@@ -18,9 +18,9 @@ end
 
 local function taken(slot) return owner end
 
--- Other slots that are taken.
+-- The slots of others, and who they are: the beginning of an id is enough to tell them apart.
 local function busy(id)
-	if owner and owner ~= id then return '0' end
+	if owner and owner ~= id then return '0:' .. string.sub(owner, 1, 8) end
 	return ''
 end
 

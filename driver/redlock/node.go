@@ -405,7 +405,7 @@ func (n *node) accept(id identity) (*scripts, string, error) {
 		return nil, "", err
 	}
 	if changed {
-		n.d.refill(n)
+		n.d.refill()
 	}
 	return s, id.run, nil
 }

@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -114,18 +115,23 @@ func (d *Driver) fill(o *owner, n *node) {
 		}})
 }
 
-// refill gives all leases to a node that has restarted.
-func (d *Driver) refill(n *node) {
+// refill gives leases to nodes that may lack them, such as one that has restarted. It asks all nodes first, since only a
+// lease that a majority still has may be given again.
+func (d *Driver) refill() {
 	d.mu.Lock()
-	var all []*owner
+	now := d.clock.Now()
+	byKind := make(map[driver.Kind][]*extension)
 	for _, o := range d.owners {
-		if o.valid > 0 && !o.over.Load() {
-			all = append(all, o)
+		if o.valid > now && !o.over.Load() {
+			byKind[o.Name.Kind] = append(byKind[o.Name.Kind], &extension{owner: o, keys: d.keys(o.Name),
+				token: make(map[driver.Token]int), Extension: driver.Extension{Owner: o.Owner, TTL: time.Millisecond}})
 		}
 	}
 	d.mu.Unlock()
-	for _, o := range all {
-		d.fill(o, n)
+	for kind, items := range byKind {
+		for part := range slices.Chunk(items, maxItems) {
+			d.extend(kind, part)
+		}
 	}
 }
 
@@ -196,7 +202,7 @@ func (u *undoing) stale() bool {
 
 func (u *undoing) send() {
 	u.tries++
-	u.n.push(&ask{step: releaseStep, kind: u.o.Name.Kind, keys: u.d.keys(u.o.Name), args: []string{u.o.ID}, void: u.stale,
+	u.n.push(&ask{step: releaseStep, kind: u.o.Name.Kind, keys: u.d.keys(u.o.Name), args: []string{u.o.ID, ""}, void: u.stale,
 		by: u.d.clock.Now() + int64(u.d.timeout), done: u.done})
 }
 

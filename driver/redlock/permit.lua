@@ -34,7 +34,7 @@ local function taken(slot) return owners[slot] end
 local function busy(id)
 	local others = {}
 	for _, slot in ipairs(slots) do
-		if owners[slot] and owners[slot] ~= id then others[#others + 1] = slot end
+		if owners[slot] and owners[slot] ~= id then others[#others + 1] = slot .. ':' .. string.sub(owners[slot], 1, 8) end
 	end
 	return table.concat(others, ' ')
 end

@@ -1,7 +1,7 @@
--- ARGV: run, id. Answers 1 if it held.
+-- ARGV: run, id, and the greatest token to release, or nothing for any. Answers 1 if it held.
 at(0)
 open()
-local mine = find(ARGV[2])
-if not mine then return 0 end
+local mine, token = find(ARGV[2])
+if not mine or ARGV[3] ~= '' and tonumber(token) > tonumber(ARGV[3]) then return 0 end
 drop(mine)
 return 1

@@ -27,9 +27,10 @@ type outcome struct {
 	sure bool // with err: nothing happened there
 }
 
-// patience is how long replies are waited for: the node timeout, or until the deadline of ctx if that is sooner.
+// patience is how long replies are waited for: the node timeout, or until the deadline of ctx if that is sooner and it
+// does not tell itself.
 func (d *Driver) patience(ctx context.Context) time.Duration {
-	if at, ok := ctx.Deadline(); ok {
+	if at, ok := ctx.Deadline(); ok && ctx.Done() == nil {
 		return min(d.timeout, time.Until(at))
 	}
 	return d.timeout

@@ -26,6 +26,11 @@ func openURL(ctx context.Context, u *url.URL) (driver.Driver, error) {
 	if o.NodeTimeout == 0 {
 		return nil, driver.Invalid("url parameter node_timeout", "0", "must be 10ms to 1m")
 	}
+	for _, name := range []string{"read_timeout", "write_timeout"} {
+		if u.Query().Has(name) {
+			return nil, driver.Invalid("url parameter", name, "is node_timeout here")
+		}
+	}
 	server, err := redisurl.Options(u, p, u.Scheme == "redlocks")
 	if err != nil {
 		return nil, err
