@@ -37,7 +37,11 @@ func (d *Driver) Lock(ctx context.Context, r driver.Request) (driver.Answer, err
 			d.contend(ctx, o, b, v, trip, time.Duration(d.clock.Now()-sent))
 			continue
 		}
-		return d.notWon(ctx, o, b, v, round.outcomes, has, vague)
+		a, err := d.notWon(ctx, o, b, v, round.outcomes, has, vague)
+		if r.Wait && a.State == driver.Held {
+			d.waits(r, b, time.Duration(d.clock.Now()-sent))
+		}
+		return a, err
 	}
 }
 
@@ -68,7 +72,7 @@ func (d *Driver) giveWay(o *owner, t driver.Token) {
 		if !o.asked[n.index].Load() {
 			return nil
 		}
-		return &ask{step: releaseStep, kind: o.Name.Kind, keys: keys, args: []string{o.ID, t.String()}, owner: o}
+		return &ask{step: releaseStep, kind: o.Name.Kind, keys: keys, args: []string{o.ID, t.String(), ""}, owner: o}
 	}).stop()
 }
 
@@ -93,6 +97,9 @@ func (d *Driver) put(ctx context.Context, r driver.Request, o *owner, b *ballot,
 	}
 	keys := d.keys(r.Name)
 	args := []string{r.ID, milliseconds(r.TTL), b.proposal.String(), which, b.slot, r.Holder}
+	if r.Wait {
+		args = append(args, milliseconds(r.Claim), d.channel)
+	}
 	round := d.broadcast(ctx, func(*node) *ask {
 		return &ask{step: acquireStep, kind: r.Name.Kind, keys: keys, args: args, owner: o}
 	})
@@ -182,7 +189,7 @@ func (d *Driver) notWon(ctx context.Context, o *owner, b *ballot, v verdict, out
 		err  error
 	}
 	replies := make(chan undone, len(d.nodes))
-	nodes := d.release(o, func(r reply) { replies <- undone{r.node.index, r.err} })
+	nodes := d.release(o, "", func(r reply) { replies <- undone{r.node.index, r.err} })
 	waits := make([]bool, len(d.nodes))
 	for i, said := range has {
 		switch {

@@ -1,5 +1,5 @@
 -- A lock has one slot, 0, whose holder is a string that Redis lets expire.
-local function at(offset) H, F = KEYS[offset + 1], KEYS[offset + 2] end
+local function at(offset) H, F, W = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3] end
 
 local token, owner, holder
 local function open()

@@ -144,8 +144,8 @@ const (
 )
 
 // release undoes an acquisition on all nodes that were asked, and goes on with that in the background. Each answer, or
-// the failure of the first try, is told.
-func (d *Driver) release(o *owner, told func(reply)) (nodes int) {
+// the failure of the first try, is told. wake is "wake" if waiters are to be.
+func (d *Driver) release(o *owner, wake string, told func(reply)) (nodes int) {
 	o.over.Store(true)
 	d.mu.Lock()
 	o.round++
@@ -155,7 +155,7 @@ func (d *Driver) release(o *owner, told func(reply)) (nodes int) {
 	var undo []*undoing
 	for _, n := range d.nodes {
 		if o.asked[n.index].Load() {
-			undo = append(undo, &undoing{d: d, o: o, n: n, round: round, pause: firstPause, told: told})
+			undo = append(undo, &undoing{d: d, o: o, n: n, round: round, wake: wake, pause: firstPause, told: told})
 		}
 	}
 	left := new(atomic.Int32)
@@ -187,6 +187,7 @@ type undoing struct {
 	o     *owner
 	n     *node
 	round int
+	wake  string
 	tries int
 	pause time.Duration
 	left  *atomic.Int32 // nodes that have not come to an end
@@ -202,7 +203,7 @@ func (u *undoing) stale() bool {
 
 func (u *undoing) send() {
 	u.tries++
-	u.n.push(&ask{step: releaseStep, kind: u.o.Name.Kind, keys: u.d.keys(u.o.Name), args: []string{u.o.ID, ""}, void: u.stale,
+	u.n.push(&ask{step: releaseStep, kind: u.o.Name.Kind, keys: u.d.keys(u.o.Name), args: []string{u.o.ID, "", u.wake}, void: u.stale,
 		by: u.d.clock.Now() + int64(u.d.timeout), done: u.done})
 }
 
@@ -256,7 +257,7 @@ func (d *Driver) Release(ctx context.Context, w driver.Owner) (bool, error) {
 
 	replies := make(chan reply, len(d.nodes))
 	outcomes := make([]outcome, len(d.nodes))
-	left := d.release(o, func(r reply) { replies <- r })
+	left := d.release(o, "wake", func(r reply) { replies <- r })
 	nodes := len(d.nodes)
 	found, none := 0, nodes-left // those that were not asked have nothing
 	timer := time.NewTimer(d.patience(ctx))

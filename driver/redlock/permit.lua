@@ -1,5 +1,7 @@
 -- The slots of a semaphore: a sorted set of expiries and a hash of holders.
-local function at(offset) H, D, F = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3] end
+local function at(offset)
+	H, D, F, W = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3], KEYS[offset + 4]
+end
 
 local function forget(slots)
 	for i = 1, #slots, 1000 do

@@ -5,6 +5,7 @@
 --   H  of a lock the string "token id holder", of a semaphore a sorted set, slot by expiry
 --   D  of a semaphore only: hash, slot to "token id holder"
 --   F  fence: the greatest token that was accepted
+--   W  channels of clients that wait, a sorted set by expiry
 -- Expiries in sorted sets are microseconds since 1970 of the server's clock; durations come in milliseconds.
 local call = redis.call
 
@@ -19,7 +20,7 @@ end
 
 local clock = call('TIME')
 local now = clock[1] * 1000000 + clock[2]
-local H, D, F
+local H, D, F, W
 
 -- Lua's own conversion keeps 14 digits only.
 local function digits(n) return string.format('%.0f', n) end
@@ -45,4 +46,19 @@ local function refusal(t, first)
 	local last = stored()
 	if t <= last then return LOW, last end
 	if first and t > now + 60000000 then return FAR, math.max(last, now) end
+end
+
+-- Lets the client of a waiter be told when the name is free. If that cannot be kept, the waiter finds out by itself.
+local function enlist(claim, channel)
+	if claim == 0 then return end
+	redis.pcall('ZADD', W, digits(now + claim * 1000), channel)
+	local last = call('ZRANGE', W, -1, -1, 'WITHSCORES')[2]
+	if last then call('PEXPIREAT', W, digits(math.ceil(last / 1000))) end
+end
+
+-- Tells the client that has asked longest ago: one is enough, and it asks to be told again if it is too late.
+local function wake()
+	call('ZREMRANGEBYSCORE', W, '-inf', digits(now))
+	local channel = call('ZPOPMIN', W)[1]
+	if channel then redis.pcall('PUBLISH', channel, H) end
 end

@@ -17,7 +17,7 @@
 // would have ended; see [Options] for leases that it has not seen. Nodes are warned about through the client's Observer, at the
 // first contact and after a connection was lost, if they may evict, or may forget when they restart.
 //
-// There is no queue. Waiters try again, and which of them is the next is left to chance.
+// There is no queue. A release wakes the client that has waited longest, which tries again; others may be faster.
 //
 // # Options
 //
@@ -113,8 +113,8 @@ const (
 	maxWait        = 24 * time.Hour
 )
 
-// Driver implements [driver.Driver], [driver.Semaphore], [driver.FencingSource], [driver.Lister] and
-// [driver.ForceUnlocker].
+// Driver implements [driver.Driver], [driver.Semaphore], [driver.FencingSource], [driver.Notifier],
+// [driver.Lister] and [driver.ForceUnlocker].
 type Driver struct {
 	nodes   []*node
 	quorum  int
@@ -123,6 +123,7 @@ type Driver struct {
 	safety  time.Duration // RestartWait
 	clock   *leaseclock.Clock
 	sink    func(driver.Event)
+	channel string // of this client
 
 	// The goroutines that work in the background end with ctx.
 	ctx    context.Context
@@ -140,6 +141,8 @@ type Driver struct {
 	seen    map[driver.Name]driver.Token // the greatest tokens told of, of some names
 	longest time.Duration                // TTL
 	owed    int                          // releases that are tried again
+	hints   map[driver.Name]*hint
+	sub     *subscription // nil if nobody waits
 }
 
 // New makes a driver that uses the nodes, an odd number and at least 3 of them, which must be independent masters; nil
@@ -169,7 +172,8 @@ func New(nodes []Node, opts *Options) (*Driver, error) {
 	}
 	d := &Driver{quorum: len(nodes)/2 + 1, space: o.Namespace + ":", timeout: o.NodeTimeout, safety: o.RestartWait,
 		clock: leaseclock.New(), finish: func() {},
-		runs: make(map[string]*node), owners: make(map[string]*owner), seen: make(map[driver.Name]driver.Token)}
+		runs: make(map[string]*node), owners: make(map[string]*owner), seen: make(map[driver.Name]driver.Token),
+		hints: make(map[driver.Name]*hint)}
 	for i, n := range nodes {
 		if n == nil {
 			return nil, driver.Invalid("node", i, "must not be nil")
@@ -185,13 +189,9 @@ func (d *Driver) Info() driver.Info {
 	return driver.Info{Backend: "redlock", Deadlines: true, Replicated: true}
 }
 
-// Notify implements driver.Notifier.
 func (d *Driver) warn(n *node, text string) {
-	d.mu.Lock()
-	sink := d.sink
-	d.mu.Unlock()
-	if sink != nil {
-		sink(driver.Event{Kind: driver.EventWarning, Err: fmt.Errorf("redlock: node %s: %s", n.name, text)})
+	if d.sink != nil {
+		d.sink(driver.Event{Kind: driver.EventWarning, Err: fmt.Errorf("redlock: node %s: %s", n.name, text)})
 	}
 }
 
@@ -205,8 +205,8 @@ func (d *Driver) Close() error {
 	}
 	ended := make(chan struct{})
 	go func() {
-		d.begun.Lock()
-		defer d.begun.Unlock()
+		d.begun.Lock() // whoever saw the driver open has begun
+		d.begun.Unlock()
 		d.tasks.Wait()
 		close(ended)
 	}()

@@ -50,7 +50,7 @@ var stepTexts = [steps]string{acquireStep: acquireText, fillStep: fillText, exte
 	releaseStep: releaseText, forceStep: forceText, listStep: listText, tokenStep: tokenText}
 
 // kinds are the kinds of names, with the letter of their keys, what scripts need to know of them, and how many keys
-// tell who holds one; the fence is the key after those.
+// tell who holds one; behind those come the keys of the fence and of the waiters.
 var kinds = [...]struct {
 	letter  string
 	text    string
@@ -72,7 +72,7 @@ func newScripts(run string) *scripts {
 		if k.letter == "" {
 			continue
 		}
-		begin := fmt.Sprintf("local RUN, EACH = '%s', %d\n", run, len(k.holders)+1) + preludeText + k.text
+		begin := fmt.Sprintf("local RUN, EACH = '%s', %d\n", run, len(k.holders)+2) + preludeText + k.text
 		for i, text := range stepTexts {
 			if text != "" {
 				s[kind][i] = redislua.NewScript(begin + text)
@@ -88,11 +88,11 @@ const restarted = "FENCELOCKRUN"
 // keys are those of a name: its holders, and its fence.
 func (d *Driver) keys(n driver.Name) []string {
 	k := kinds[n.Kind]
-	keys := make([]string, 0, 3)
+	keys := make([]string, 0, 4)
 	for _, part := range k.holders {
 		keys = append(keys, d.space+k.letter+part+":"+n.Name)
 	}
-	return append(keys, d.fence(n))
+	return append(keys, d.fence(n), d.space+k.letter+"w:"+n.Name)
 }
 
 func (d *Driver) fence(n driver.Name) string { return d.space + kinds[n.Kind].letter + "f:" + n.Name }
