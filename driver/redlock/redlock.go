@@ -29,7 +29,7 @@
 // host must have one if any has. The parameters are optional; one that is unknown is an error:
 //
 //	namespace     beginning of all keys, default "fencelock"
-//	node_timeout  how long the answer of one node is waited for, default 1s
+//	node_timeout  how long the answer of one node is waited for, default 2s
 //	restart_wait  for how long a node that has started does not count, default 0s, see Options.RestartWait
 //	dial_timeout  how long connecting may take, default 5s, and never longer than node_timeout
 //	pool_size     connections at most to each node, default 10 for each CPU
@@ -95,7 +95,7 @@ type Options struct {
 	Namespace string
 
 	// NodeTimeout is how long the answer of one node is waited for, 10 ms to 1 min; a request returns earlier when a
-	// majority has decided it or its context ends. Default 1 s.
+	// majority has decided it or its context ends. Default 2 s.
 	NodeTimeout time.Duration
 
 	// RestartWait is for how long after its start a node's grants do not count, unless it runs with appendfsync always.
@@ -107,7 +107,7 @@ type Options struct {
 
 // Bounds of Options.
 const (
-	defaultTimeout = time.Second
+	defaultTimeout = 2 * time.Second
 	minTimeout     = 10 * time.Millisecond
 	maxTimeout     = time.Minute
 	maxWait        = 24 * time.Hour
