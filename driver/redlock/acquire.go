@@ -181,8 +181,16 @@ func (d *Driver) vote(r reply, out *outcome) vote {
 	return v
 }
 
-// notWon gives back what an attempt that failed may have left, and says how it failed.
+// notWon gives back what an attempt that failed has left, and says how it failed.
 func (d *Driver) notWon(ctx context.Context, o *owner, b *ballot, v verdict, outcomes []outcome, has, vague []bool) (driver.Answer, error) {
+	unclear := false
+	for i, said := range has {
+		unclear = unclear || said && (vague[i] || outcomes[i].text == "not waited for")
+	}
+	if unclear && v != held {
+		// Whoever asks again may find that it was granted, so nothing is given back by itself.
+		return driver.Answer{}, errors.Join(d.failure("", outcomes), ctx.Err())
+	}
 	left, sure := 0, true
 	type undone struct {
 		node int
@@ -192,11 +200,7 @@ func (d *Driver) notWon(ctx context.Context, o *owner, b *ballot, v verdict, out
 	nodes := d.release(o, "", func(r reply) { replies <- undone{r.node.index, r.err} })
 	waits := make([]bool, len(d.nodes))
 	for i, said := range has {
-		switch {
-		case !said:
-		case vague[i] || outcomes[i].text == "not waited for":
-			sure = false
-		default:
+		if said && !vague[i] && outcomes[i].text != "not waited for" {
 			waits[i] = true
 			left++
 		}
@@ -228,7 +232,7 @@ func (d *Driver) notWon(ctx context.Context, o *owner, b *ballot, v verdict, out
 			return driver.Answer{}, errors.Join(err, ctx.Err())
 		}
 		return driver.Answer{}, driver.Unavailable(err)
-	case v == short && sure:
+	case sure:
 		return driver.Answer{}, driver.Unavailable(d.failure("", outcomes))
 	}
 	return driver.Answer{}, errors.Join(d.failure("", outcomes), ctx.Err())
