@@ -62,7 +62,7 @@ func (d *Driver) contend(ctx context.Context, o *owner, b *ballot, v verdict, tr
 	if others || v == yield {
 		pause(ctx, took)
 	}
-	b.propose(b.next(), slot)
+	b.propose(b.next(now()), slot)
 }
 
 // giveWay gives back what a proposal has got, and nothing that a later one will get.
@@ -91,12 +91,8 @@ func now() driver.Token { return driver.Token(time.Now().UnixMicro()) }
 
 // put puts a proposal to the nodes and collects votes until they mean something.
 func (d *Driver) put(ctx context.Context, r driver.Request, o *owner, b *ballot, trip int, has, vague []bool) (*round, verdict) {
-	which := "first"
-	if trip > 1 {
-		which = "later"
-	}
 	keys := d.keys(r.Name)
-	args := []string{r.ID, milliseconds(r.TTL), b.proposal.String(), which, b.slot, r.Holder}
+	args := []string{r.ID, milliseconds(r.TTL), b.proposal.String(), b.mode(trip), b.slot, r.Holder}
 	if r.Wait {
 		args = append(args, milliseconds(r.Claim), d.channel)
 	}
@@ -281,11 +277,7 @@ func (d *Driver) NextToken(ctx context.Context, n driver.Name, floor driver.Toke
 	b.propose(max(d.lastSeen(n)+1, floor+1, now()), "")
 	sure := true
 	for trip := 1; ; trip++ {
-		which := "first"
-		if trip > 1 {
-			which = "later"
-		}
-		round, v := d.fenceRound(ctx, n, b, b.proposal, which)
+		round, v := d.fenceRound(ctx, n, b, b.proposal, b.mode(trip))
 		d.see(n, b.seen())
 		for _, v := range b.votes {
 			sure = sure && (v.said == failed || v.said == low || v.said == far)
@@ -294,7 +286,7 @@ func (d *Driver) NextToken(ctx context.Context, n driver.Name, floor driver.Toke
 		case v == won:
 			return b.token, nil
 		case v == again && trip < maxTrips && ctx.Err() == nil:
-			b.propose(b.next(), "")
+			b.propose(b.next(now()), "")
 			continue
 		case sure:
 			return 0, driver.Unavailable(d.failure("", round.outcomes))

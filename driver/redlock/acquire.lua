@@ -1,10 +1,10 @@
--- ARGV: run, id, ttl, proposal, "first" or "later", slot, holder, and if it waits claim and channel. Answers what, token,
--- slot, and who has which slots besides. An owner that has a slot already keeps it and its token, unless a later
+-- ARGV: run, id, ttl, proposal, "first", "again" or "later", slot, holder, and if it waits claim and channel. Answers what, token,
+-- slot, and who has which slots besides. An owner that has a slot already keeps it and its token, unless another
 -- proposal takes its place.
 at(0)
 local id, ttl, t, first, slot = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == 'first', ARGV[6]
 open()
-local why, last = refusal(t, first)
+local why, last = refusal(t, ARGV[5] ~= 'later')
 local mine, token = find(id)
 if mine and (first or t <= tonumber(token)) then
 	prolong(mine, ttl)

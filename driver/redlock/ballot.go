@@ -49,6 +49,7 @@ type ballot struct {
 	proposal driver.Token
 	slot     string
 	votes    []vote // by node, said is 0 of those that have not answered
+	distrust bool   // the client's clock is too far ahead
 
 	// The result, when won.
 	token driver.Token
@@ -202,16 +203,29 @@ func (b *ballot) free(start int) (string, bool) {
 	return "", false
 }
 
-// next is the least token to propose now. It does not build on a proposal that was too far ahead of the nodes' clocks.
-func (b *ballot) next() driver.Token {
-	t, tooFar := max(b.seen(), b.floor), false
+// next is the token to propose now: above what the nodes have told of and the floor, and not below the clock, unless a
+// node has found that too far ahead of its own.
+func (b *ballot) next(clock driver.Token) driver.Token {
 	for _, v := range b.votes {
-		tooFar = tooFar || v.said == far
+		b.distrust = b.distrust || v.said == far
 	}
-	if !tooFar {
-		t = max(t, b.proposal)
+	t := max(b.seen(), b.floor) + 1
+	if b.distrust {
+		return t
 	}
-	return t + 1
+	return max(t, clock)
+}
+
+// mode tells the nodes how to take the proposal of a trip. The first one leaves an owner the token that it has; each but
+// one that rests only on what nodes have said is compared with their clocks.
+func (b *ballot) mode(trip int) string {
+	switch {
+	case trip == 1:
+		return "first"
+	case b.distrust:
+		return "later"
+	}
+	return "again"
 }
 
 // seen is the greatest token that the nodes have told of.

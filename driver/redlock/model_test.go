@@ -23,7 +23,7 @@ type modelNode struct {
 	skew  int64        // of its clock
 }
 
-func (n *modelNode) refusal(w *model, t driver.Token, first bool) (said, driver.Token) {
+func (n *modelNode) refusal(w *model, t driver.Token, mode string) (said, driver.Token) {
 	now := driver.Token(w.now + n.skew)
 	last := n.fence
 	if last == 0 {
@@ -32,7 +32,7 @@ func (n *modelNode) refusal(w *model, t driver.Token, first bool) (said, driver.
 	switch {
 	case t <= last:
 		return low, last
-	case first && t > now+60_000_000:
+	case mode != "later" && t > now+60_000_000:
 		return far, max(last, now)
 	}
 	return 0, last
@@ -52,8 +52,7 @@ type message struct {
 	what  step
 	id    string
 	token driver.Token // proposal, or the bound of a release
-	first bool
-	raise bool
+	mode  string
 
 	to   *attempt // who waits for the reply, if anybody
 	trip int
@@ -65,6 +64,7 @@ type attempt struct {
 	ballot  *ballot
 	id      string // empty without a lock
 	trip    int
+	skew    int64        // of the client's clock
 	began   driver.Token // the greatest token of all that had completed before
 	floor   driver.Token
 	advance bool
@@ -135,6 +135,7 @@ func (w *model) begin() {
 	if w.IntN(50) == 0 {
 		skew *= 600 // a clock that is wrong by minutes
 	}
+	a.skew = skew
 	a.ballot.propose(max(a.floor+1, driver.Token(w.now+skew)), "0")
 	w.live = append(w.live, a)
 	w.put(a)
@@ -157,8 +158,12 @@ func (w *model) put(a *attempt) {
 
 func (w *model) send(a *attempt, what step) {
 	a.trip++
+	mode := a.ballot.mode(a.trip)
+	if a.advance {
+		mode = "raise"
+	}
 	for i := range w.n {
-		w.bag = append(w.bag, message{node: i, what: what, id: a.id, token: a.ballot.proposal, first: a.trip == 1, raise: a.advance,
+		w.bag = append(w.bag, message{node: i, what: what, id: a.id, token: a.ballot.proposal, mode: mode,
 			to: a, trip: a.trip})
 	}
 }
@@ -198,8 +203,8 @@ func (w *model) deliver(m message) vote {
 			}
 			return vote{said: mine, token: n.token, slot: "0"}
 		}
-		why, last := n.refusal(w, m.token, m.first)
-		if n.id == m.id && (m.first || m.token <= n.token) {
+		why, last := n.refusal(w, m.token, m.mode)
+		if n.id == m.id && (m.mode == "first" || m.token <= n.token) {
 			return vote{said: mine, token: n.token, slot: "0"}
 		}
 		switch {
@@ -212,11 +217,11 @@ func (w *model) deliver(m message) vote {
 		w.clock(m.token)
 		return vote{said: mine, token: m.token, slot: "0"}
 	case tokenStep:
-		if m.raise {
+		if m.mode == "raise" {
 			n.raise(w, m.token)
 			return vote{said: mine, token: m.token}
 		}
-		if why, last := n.refusal(w, m.token, m.first); why != 0 {
+		if why, last := n.refusal(w, m.token, m.mode); why != 0 {
 			return vote{said: why, token: last}
 		}
 		n.fence = m.token
@@ -266,7 +271,7 @@ func (w *model) heard(m message) {
 		if v == yield {
 			w.others(releaseStep, a.id, a.ballot.proposal, true)
 		}
-		a.ballot.propose(a.ballot.next(), "0")
+		a.ballot.propose(a.ballot.next(driver.Token(w.now+a.skew)), "0")
 		w.put(a)
 	case vague:
 		a.done = true // it is repeated, or released some time

@@ -40,12 +40,11 @@ local function raise(token)
 	if token > stored() or not call('GET', F) then remember(math.max(token, stored())) end
 end
 
--- A first proposal is made from a clock, which may be wrong; a later one from what nodes have said. Answers why it is
--- not accepted.
-local function refusal(t, first)
+-- A proposal is made from a clock, which may be wrong, or only from what nodes have said. Answers why it is not accepted.
+local function refusal(t, clocked)
 	local last = stored()
 	if t <= last then return LOW, last end
-	if first and t > now + 60000000 then return FAR, math.max(last, now) end
+	if clocked and t > now + 60000000 then return FAR, math.max(last, now) end
 end
 
 -- Lets the client of a waiter be told when the name is free. If that cannot be kept, the waiter finds out by itself.
