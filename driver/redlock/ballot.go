@@ -129,6 +129,8 @@ func (b *ballot) verdict() verdict {
 		return held
 	case able >= b.quorum:
 		return yield
+	case pending > 0:
+		return open // what is left on those nodes?
 	case unknowns > 0:
 		return vague
 	}

@@ -41,7 +41,7 @@ func TestVerdict(t *testing.T) {
 		"ooo..": held, "oo...": open, "oom..": open, "oom!!": held, "oomm!": again,
 		"ooom.": held, "oopm.": open, "oppm!": held, "oopmm": again, "oomm?": vague, "oommm": won,
 		"lll..": again, "ll...": open, "llo..": open, "lloo.": open, "lloo!": held,
-		"fff..": again, "mm???": vague, "???..": open, "?????": vague, "!!!!!": short, "!!!..": short,
+		"fff..": again, "mm???": vague, "???..": open, "?????": vague, "!!!!!": short, "!!!..": open,
 		"m!!!!": short, "mm!!?": vague, "mm!!!": short,
 		"qqmm.": open, "qqmm!": short, "qqqqq": short, "qqmmm": won,
 	} {

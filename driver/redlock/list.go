@@ -73,7 +73,7 @@ func ended(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 // listNode lists what one node has.
-func (d *Driver) listNode(ctx context.Context, n *node, only driver.Name) (all []driver.Holding, err error) {
+func (d *Driver) listNode(ctx context.Context, n *node, only driver.Name) ([]driver.Holding, error) {
 	if only.Name != "" {
 		return d.holdings(ctx, n, only.Kind, []driver.Name{only})
 	}
@@ -81,42 +81,55 @@ func (d *Driver) listNode(ctx context.Context, n *node, only driver.Name) (all [
 	defer cancel(nil)
 	silence := time.AfterFunc(d.timeout, func() { cancel(fmt.Errorf("no answer within %v", d.timeout)) })
 	defer silence.Stop()
-	ended := make(chan struct{})
+	type result struct {
+		all []driver.Holding
+		err error
+	}
+	scanned := make(chan result, 1)
 	go func() { // a client library may not look at the context
-		defer close(ended)
-		for kind, k := range kinds {
-			if k.letter == "" || err != nil {
-				continue
-			}
-			prefix := d.space + k.letter + ":"
-			seen := make(map[string]bool) // a scan may find a key twice
-			err = n.client.Scan(ctx, prefix+"*", k.redis, func(keys []string) error {
-				silence.Reset(d.timeout)
-				var names []driver.Name
-				for _, key := range keys {
-					if name := strings.TrimPrefix(key, prefix); !seen[name] {
-						seen[name] = true
-						names = append(names, driver.Name{Kind: driver.Kind(kind), Name: name})
-					}
-				}
-				for part := range slices.Chunk(names, maxItems) {
-					some, err := d.holdings(ctx, n, driver.Kind(kind), part)
-					if err != nil {
-						return err
-					}
-					silence.Reset(d.timeout)
-					all = append(all, some...)
-				}
-				return ctx.Err()
-			})
-		}
+		all, err := d.scan(ctx, n, func() { silence.Reset(d.timeout) })
+		scanned <- result{all, err}
 	}()
 	select {
-	case <-ended:
-		return all, err
+	case r := <-scanned:
+		return r.all, r.err
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+}
+
+// scan lists all that one node has, and calls alive whenever it has answered.
+func (d *Driver) scan(ctx context.Context, n *node, alive func()) (all []driver.Holding, err error) {
+	for kind, k := range kinds {
+		if k.letter == "" || err != nil {
+			continue
+		}
+		prefix := d.space + k.letter + ":"
+		seen := make(map[string]bool) // a scan may find a key twice
+		err = n.client.Scan(ctx, prefix+"*", k.redis, func(keys []string) error {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			alive()
+			var names []driver.Name
+			for _, key := range keys {
+				if name := strings.TrimPrefix(key, prefix); !seen[name] {
+					seen[name] = true
+					names = append(names, driver.Name{Kind: driver.Kind(kind), Name: name})
+				}
+			}
+			for part := range slices.Chunk(names, maxItems) {
+				some, err := d.holdings(ctx, n, driver.Kind(kind), part)
+				if err != nil {
+					return err
+				}
+				alive()
+				all = append(all, some...)
+			}
+			return nil
+		})
+	}
+	return all, err
 }
 
 // holdings lists the leases of names of one kind on one node.
