@@ -37,7 +37,7 @@ func (d *Driver) Lock(ctx context.Context, r driver.Request) (driver.Answer, err
 			d.contend(ctx, o, b, v, trip, time.Duration(d.clock.Now()-sent))
 			continue
 		}
-		a, err := d.notWon(ctx, o, b, v, round.outcomes, has, vague)
+		a, err := d.notWon(ctx, o, v, round.outcomes, has, vague)
 		if r.Wait && a.State == driver.Held {
 			d.waits(r, b, time.Duration(d.clock.Now()-sent))
 		}
@@ -178,7 +178,7 @@ func (d *Driver) vote(r reply, out *outcome) vote {
 }
 
 // notWon gives back what an attempt that failed has left, and says how it failed.
-func (d *Driver) notWon(ctx context.Context, o *owner, b *ballot, v verdict, outcomes []outcome, has, vague []bool) (driver.Answer, error) {
+func (d *Driver) notWon(ctx context.Context, o *owner, v verdict, outcomes []outcome, has, vague []bool) (driver.Answer, error) {
 	unclear := false
 	for i, said := range has {
 		unclear = unclear || said && (vague[i] || outcomes[i].text == "not waited for")

@@ -206,8 +206,9 @@ func (d *Driver) Close() error {
 	ended := make(chan struct{})
 	go func() {
 		d.begun.Lock() // whoever saw the driver open has begun
+		tasks := &d.tasks
 		d.begun.Unlock()
-		d.tasks.Wait()
+		tasks.Wait()
 		close(ended)
 	}()
 	// What was given to the nodes, releases above all, may go out.
