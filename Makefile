@@ -32,6 +32,8 @@ bench: servers
 	go test -run '^$$' -bench Waiters -benchtime 3x ./driver/etcd
 	go test -run '^$$' -bench 'Uncontended|Handover' -benchtime 2000x ./driver/postgres
 	go test -run '^$$' -bench Extensions -benchtime 3x ./driver/postgres
+	go test -run '^$$' -bench 'Pair|Crowd' -benchtime 9x ./driver/redlock
+	go test -run '^$$' -bench OneStopped -benchtime 1000x ./driver/redlock
 	go test -run '^$$' -bench . -benchtime 3x .
 
 lint: $(GOLANGCI)

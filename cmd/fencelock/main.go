@@ -16,6 +16,7 @@ import (
 	_ "github.com/fencelock/fencelock/driver/goredis"
 	_ "github.com/fencelock/fencelock/driver/memory"
 	_ "github.com/fencelock/fencelock/driver/postgres"
+	_ "github.com/fencelock/fencelock/driver/redlock"
 	_ "github.com/fencelock/fencelock/driver/rueidis"
 )
 
