@@ -435,7 +435,7 @@ func (d *Driver) claim(n *node, id identity) (before string, err error) {
 		delete(d.runs, before)
 		d.runs[id.run] = n
 		// What it has granted before it restarted has ended when the longest lease has.
-		wait := d.safety - id.uptime
+		wait := d.safety - max(id.uptime, 0) // it is below 0 when the node's clock was set back
 		if before != "" {
 			wait = max(wait, d.longest)
 		}
