@@ -203,12 +203,19 @@ const (
 	givenUp
 )
 
+// until is a context that tells a deadline and leaves it to others to watch it.
+type until struct {
+	context.Context
+	at time.Time
+}
+
+func (u until) Deadline() (time.Time, bool) { return u.at, true }
+
 // exchange sends a batch and waits for the answers. It answers false if that took too long: then it has been given up
 // on, and somebody else works.
 func (n *node) exchange(batch []*ask) bool {
 	var state atomic.Int32
-	ctx, cancel := context.WithTimeout(n.d.ctx, n.d.timeout)
-	defer cancel()
+	ctx := until{n.d.ctx, time.Now().Add(n.d.timeout)}
 	timer := time.AfterFunc(n.d.timeout, func() {
 		sure := state.CompareAndSwap(nothingSent, givenUp)
 		if !sure && !state.CompareAndSwap(onTheWay, givenUp) {

@@ -17,6 +17,10 @@ var (
 	permitText string
 	//go:embed acquire.lua
 	acquireText string
+	//go:embed acquire_lock_fast.lua
+	acquireLockFast string
+	//go:embed release_lock_fast.lua
+	releaseLockFast string
 	//go:embed fill.lua
 	fillText string
 	//go:embed extend.lua
@@ -49,6 +53,9 @@ const (
 var stepTexts = [steps]string{acquireStep: acquireText, fillStep: fillText, extendStep: extendText,
 	releaseStep: releaseText, forceStep: forceText, listStep: listText, tokenStep: tokenText}
 
+// fastTexts run before the others for locks.
+var fastTexts = [steps]string{acquireStep: acquireLockFast, releaseStep: releaseLockFast}
+
 // kinds are the kinds of names, with the letter of their keys, what scripts need to know of them, and how many keys
 // tell who holds one; behind those come the keys of the fence and of the waiters.
 var kinds = [...]struct {
@@ -72,10 +79,14 @@ func newScripts(run string) *scripts {
 		if k.letter == "" {
 			continue
 		}
-		begin := fmt.Sprintf("local RUN, EACH = '%s', %d\n", run, len(k.holders)+2) + preludeText + k.text
+		begin := fmt.Sprintf("local RUN, EACH = '%s', %d\n", run, len(k.holders)+2)
 		for i, text := range stepTexts {
 			if text != "" {
-				s[kind][i] = redislua.NewScript(begin + text)
+				fast := ""
+				if driver.Kind(kind) == driver.KindLock {
+					fast = fastTexts[i]
+				}
+				s[kind][i] = redislua.NewScript(begin + fast + preludeText + k.text + text)
 			}
 		}
 	}
