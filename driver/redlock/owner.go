@@ -230,13 +230,14 @@ func (u *undoing) done(r reply) {
 		}
 		return
 	}
-	time.AfterFunc(u.pause, func() {
+	pause := u.pause
+	u.pause = min(2*u.pause, maxPause)
+	time.AfterFunc(pause, func() {
 		d.mu.Lock()
 		d.owed--
 		d.mu.Unlock()
 		u.send()
 	})
-	u.pause = min(2*u.pause, maxPause)
 }
 
 // Release implements driver.Locker.

@@ -134,11 +134,12 @@ func Run(t *testing.T, provider string, atOnce int, start func(testing.TB) Maste
 // backend is a namespace of its own on the masters.
 func backend(m Masters) *conformance.Backend {
 	namespace := rand.Text()
-	options := &redlock.Options{Namespace: namespace}
+	// A busy machine may be slow; the client libraries give up after 3 s.
+	options := &redlock.Options{Namespace: namespace, NodeTimeout: 5 * time.Second}
 	return &conformance.Backend{
 		Driver:     func(t testing.TB) driver.Driver { return Driver(t, m.Addrs(), options) },
 		TokenAhead: time.Minute,
-		URL:        "redlock://" + strings.Join(m.Addrs(), ",") + "?namespace=" + namespace,
+		URL:        "redlock://" + strings.Join(m.Addrs(), ",") + "?node_timeout=5s&namespace=" + namespace,
 		Wired: func(t testing.TB) (driver.Driver, conformance.Wire) {
 			var w wires
 			var addrs []string
