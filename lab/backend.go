@@ -1,0 +1,155 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fencelock/fencelock/conformance/servers"
+)
+
+// A Backend is what a scenario runs on: local processes that it starts itself. The test binary must import the driver.
+type Backend struct {
+	// Name is that of the backend in tables.
+	Name string
+	// TTL is that of the leases: short, so that a run is short, but not so short that a busy machine loses them.
+	TTL time.Duration
+
+	start func(ctx context.Context) (*system, error)
+}
+
+// The backends.
+var (
+	File     = &Backend{Name: "file", TTL: time.Second, start: startFile}
+	Redis    = &Backend{Name: "redis", TTL: time.Second, start: startRedis}
+	Etcd     = &Backend{Name: "etcd", TTL: 2 * time.Second, start: startEtcd}
+	Postgres = &Backend{Name: "postgres", TTL: time.Second, start: startPostgres}
+)
+
+// Backends are all of them, in the order of tables.
+func Backends() []*Backend { return []*Backend{File, Redis, Etcd, Postgres} }
+
+// system is a backend that runs.
+type system struct {
+	servers []servers.Server
+	// url is that of a client which reaches the servers at these addresses, in their order.
+	url func(addrs []string) string
+	// leader is the server without which nothing goes on.
+	leader func(ctx context.Context) (servers.Server, error)
+	close  func() error
+}
+
+func (s *system) addrs() (addrs []string) {
+	for _, server := range s.servers {
+		addrs = append(addrs, server.Addr())
+	}
+	return addrs
+}
+
+// single is a system of one server.
+func single(s servers.Server, url func(addr string) string) *system {
+	return &system{
+		servers: []servers.Server{s},
+		url:     func(addrs []string) string { return url(addrs[0]) },
+		leader:  func(context.Context) (servers.Server, error) { return s, nil },
+		close:   s.Close,
+	}
+}
+
+func startFile(context.Context) (*system, error) {
+	dir, err := os.MkdirTemp("", "fencelock-lab")
+	if err != nil {
+		return nil, err
+	}
+	return &system{
+		url:   func([]string) string { return "file://" + filepath.ToSlash(dir) },
+		close: func() error { return os.RemoveAll(dir) },
+	}, nil
+}
+
+func startRedis(ctx context.Context) (*system, error) {
+	s, err := servers.StartRedis(ctx, &servers.RedisOptions{AppendFsync: "always"})
+	if err != nil {
+		return nil, err
+	}
+	return single(s, func(addr string) string { return "redis://" + addr }), nil
+}
+
+func startEtcd(ctx context.Context) (*system, error) {
+	c, err := servers.StartEtcdCluster(ctx, 3, nil)
+	if err != nil {
+		return nil, err
+	}
+	var members []servers.Server
+	for _, m := range c.Members {
+		members = append(members, m)
+	}
+	return &system{
+		servers: members,
+		url:     func(addrs []string) string { return "etcd://" + strings.Join(addrs, ",") },
+		leader: func(ctx context.Context) (servers.Server, error) {
+			if m := c.Leader(ctx); m != nil {
+				return m, nil
+			}
+			return nil, errors.New("lab: etcd has no leader")
+		},
+		close: c.Close,
+	}, nil
+}
+
+func startPostgres(ctx context.Context) (*system, error) {
+	s, err := servers.StartPostgres(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	return single(s, func(addr string) string { return strings.Replace(s.URL(), s.Addr(), addr, 1) }), nil
+}
+
+// line is the network between one worker and the servers.
+type line struct{ proxies []*servers.Proxy }
+
+func newLine(s *system) (*line, error) {
+	l := &line{}
+	for _, addr := range s.addrs() {
+		p, err := servers.NewProxy(addr)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("lab: %w", err), l.close())
+		}
+		l.proxies = append(l.proxies, p)
+	}
+	return l, nil
+}
+
+func (l *line) addrs() (addrs []string) {
+	for _, p := range l.proxies {
+		addrs = append(addrs, p.Addr())
+	}
+	return addrs
+}
+
+// cut drops what is sent in a direction until heal.
+func (l *line) cut(d servers.Direction) {
+	for _, p := range l.proxies {
+		p.Drop(d)
+	}
+}
+
+func (l *line) heal() {
+	for _, p := range l.proxies {
+		p.Pass(servers.ToServer | servers.ToClient)
+		p.Reset() // a connection that has lost bytes is of no use
+	}
+}
+
+func (l *line) close() error {
+	var err error
+	for _, p := range slices.Backward(l.proxies) {
+		err = errors.Join(err, p.Close())
+	}
+	return err
+}
