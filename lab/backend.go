@@ -21,22 +21,31 @@ type Backend struct {
 	TTL time.Duration
 
 	start func(ctx context.Context) (*system, error)
+	found bool // clients find the servers by themselves, so nothing can be put in between
 }
 
 // The backends.
 var (
-	File     = &Backend{Name: "file", TTL: time.Second, start: startFile}
-	Redis    = &Backend{Name: "redis", TTL: time.Second, start: startRedis}
-	Etcd     = &Backend{Name: "etcd", TTL: 2 * time.Second, start: startEtcd}
+	// File is a directory.
+	File = &Backend{Name: "file", TTL: time.Second, start: startFile}
+	// Redis is one server that flushes each write to the disk.
+	Redis = &Backend{Name: "redis", TTL: time.Second, start: startRedis}
+	// RedisSentinel is a primary with two replicas and three sentinels. A failover takes seconds, so does the lease.
+	RedisSentinel = &Backend{Name: "redis-sentinel", TTL: 5 * time.Second, start: startSentinel, found: true}
+	// Etcd is a cluster of three members.
+	Etcd = &Backend{Name: "etcd", TTL: 2 * time.Second, start: startEtcd}
+	// Postgres is a primary with an asynchronous standby.
 	Postgres = &Backend{Name: "postgres", TTL: time.Second, start: startPostgres}
 )
 
 // Backends are all of them, in the order of tables.
-func Backends() []*Backend { return []*Backend{File, Redis, Etcd, Postgres} }
+func Backends() []*Backend { return []*Backend{File, Redis, RedisSentinel, Etcd, Postgres} }
 
 // system is a backend that runs.
 type system struct {
 	servers []servers.Server
+	// sentinels is set for RedisSentinel only.
+	sentinels *servers.RedisSentinels
 	// url is that of a client which reaches the servers at these addresses, in their order.
 	url func(addrs []string) string
 	// leader is the server without which nothing goes on.
@@ -102,12 +111,37 @@ func startEtcd(ctx context.Context) (*system, error) {
 	}, nil
 }
 
-func startPostgres(ctx context.Context) (*system, error) {
-	s, err := servers.StartPostgres(ctx, nil)
+func startSentinel(ctx context.Context) (*system, error) {
+	s, err := servers.StartRedisSentinels(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
-	return single(s, func(addr string) string { return strings.Replace(s.URL(), s.Addr(), addr, 1) }), nil
+	url := "redis+sentinel://" + strings.Join(s.SentinelAddrs(), ",") + "/0?master=" + servers.RedisSentinelName
+	return &system{
+		sentinels: s,
+		url:       func([]string) string { return url },
+		leader:    func(ctx context.Context) (servers.Server, error) { return s.Primary(ctx) },
+		close:     s.Close,
+	}, nil
+}
+
+func startPostgres(ctx context.Context) (*system, error) {
+	primary, err := servers.StartPostgres(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	standby, err := servers.StartPostgres(ctx, &servers.PostgresOptions{StandbyOf: primary})
+	if err != nil {
+		return nil, errors.Join(err, primary.Close())
+	}
+	return &system{
+		servers: []servers.Server{primary, standby},
+		url: func(addrs []string) string {
+			return strings.Replace(primary.URL(), primary.Addr(), strings.Join(addrs, ","), 1) + "&target_session_attrs=read-write"
+		},
+		leader: func(context.Context) (servers.Server, error) { return primary, nil },
+		close:  func() error { return errors.Join(standby.Close(), primary.Close()) },
+	}, nil
 }
 
 // line is the network between one worker and the servers.

@@ -15,6 +15,7 @@ import (
 type Result struct {
 	Backend  string
 	Scenario string
+	Seed     uint64
 	Lanes    []*Lane
 	// Unexpected says, one line each, where the run differs from what the scenario leads to expect of the backend.
 	Unexpected []string `json:",omitempty"`

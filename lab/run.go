@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"sync"
@@ -22,6 +23,8 @@ type Options struct {
 	Lanes int
 	// Code names what writes, beside the doubles; see [Code].
 	Code string
+	// Seed decides at which moments the faults come; 0 stands for a random one. The result has it.
+	Seed uint64
 }
 
 // stage is a run under way.
@@ -35,9 +38,10 @@ type stage struct {
 // lane is a holder and a rival that want one lock.
 type lane struct {
 	name          string
-	line          *line // the holder's
 	holder, rival *worker.Worker
+	lines         [2]*line // of holder and rival
 	writes        []worker.Write
+	rng           *rand.Rand
 	works         sync.WaitGroup
 	stopHolder    context.CancelFunc
 	err           error // why it is void
@@ -56,6 +60,9 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	if o.Lanes < 0 {
 		return nil, fmt.Errorf("lab: Lanes %d: want 1 or more", o.Lanes)
 	}
+	for o.Seed == 0 {
+		o.Seed = rand.Uint64()
+	}
 	if !sc.Fits(b) {
 		return nil, fmt.Errorf("lab: %s on %s: %w", sc.Name, b.Name, errors.ErrUnsupported)
 	}
@@ -72,7 +79,7 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 
 	s := &stage{system: sys, ttl: b.TTL, rec: history.NewRecorder("lab", nil)}
 	for i := range o.Lanes {
-		s.lanes = append(s.lanes, &lane{name: fmt.Sprintf("lane-%d", i+1)})
+		s.lanes = append(s.lanes, &lane{name: fmt.Sprintf("lane-%d", i+1), rng: rand.New(rand.NewPCG(o.Seed, uint64(i)))})
 	}
 	defer func() {
 		err = errors.Join(err, s.each(func(l *lane) error { return l.close() }))
@@ -83,13 +90,17 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 			l.writes = append(l.writes, worker.Write{Writer: o.Code, Resource: l.name})
 		}
 	}
-	_ = s.each(func(l *lane) error { return l.start(ctx, s) })
+	_ = s.each(func(l *lane) error { return l.open(ctx, s) })
+	if sc.before != nil {
+		s.void(sc.before(ctx, s))
+	}
+	_ = s.each(func(l *lane) error { return l.begin(ctx, s) })
 	s.rec.FaultBegin(sc.Name)
 	s.void(sc.fault(ctx, s))
 	s.rec.FaultEnd(sc.Name)
 	_ = s.each(func(l *lane) error { l.finish(s.ttl); return nil })
 
-	r := &Result{Backend: b.Name, Scenario: sc.Name}
+	r := &Result{Backend: b.Name, Scenario: sc.Name, Seed: o.Seed}
 	faults := s.rec.History()
 	for _, l := range s.lanes {
 		if l.err == nil {
@@ -139,19 +150,29 @@ func (s *stage) hit() {
 	}
 }
 
-// start begins a lane: the holder has written, and the rival waits, when it returns.
-func (l *lane) start(ctx context.Context, s *stage) (err error) {
+// open starts the processes of a lane.
+func (l *lane) open(ctx context.Context, s *stage) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: the processes did not start in time"))
+	defer cancel()
+	for i, w := range []struct {
+		role string
+		to   **worker.Worker
+	}{{"holder", &l.holder}, {"rival", &l.rival}} {
+		var err error
+		if l.lines[i], err = newLine(s.system); err != nil {
+			return err
+		}
+		if *w.to, err = worker.Start(ctx, worker.Options{URL: s.url(l.lines[i].addrs()), Process: l.name + " " + w.role}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// begin lets a lane begin its work: the holder has written, and the rival waits, when it returns.
+func (l *lane) begin(ctx context.Context, s *stage) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: the lane did not begin in time"))
 	defer cancel()
-	if l.line, err = newLine(s.system); err != nil {
-		return err
-	}
-	if l.holder, err = worker.Start(ctx, worker.Options{URL: s.url(l.line.addrs()), Process: l.name + " holder"}); err != nil {
-		return err
-	}
-	if l.rival, err = worker.Start(ctx, worker.Options{URL: s.url(s.addrs()), Process: l.name + " rival"}); err != nil {
-		return err
-	}
 	work := worker.Work{Ask: worker.Ask{Name: l.name, TTL: s.ttl}, Think: s.ttl / 20, Writes: l.writes}
 	holding, stop := context.WithCancel(context.WithoutCancel(ctx))
 	l.stopHolder = stop
@@ -161,7 +182,10 @@ func (l *lane) start(ctx context.Context, s *stage) (err error) {
 	}
 	work.For = s.ttl * 3 / 2
 	l.works.Go(func() { l.insist(work) })
-	return l.rival.AwaitRequests(ctx, l.name, 0, 1)
+	if err := l.rival.AwaitRequests(ctx, l.name, 0, 1); err != nil {
+		return err
+	}
+	return sleep(ctx, time.Duration(l.rng.Int64N(int64(s.ttl/3)))) // so that the fault comes at any moment between renewals
 }
 
 // insist does the rival's work, and asks again when it is told that the backend does not answer.
@@ -218,8 +242,10 @@ func (l *lane) close() error {
 	}
 	err := l.closeWorkers()
 	l.works.Wait()
-	if l.line != nil {
-		err = errors.Join(err, l.line.close())
+	for _, line := range l.lines {
+		if line != nil {
+			err = errors.Join(err, line.close())
+		}
 	}
 	return err
 }

@@ -1,8 +1,13 @@
 package lab
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
+	"strings"
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/history"
@@ -18,10 +23,11 @@ type Scenario struct {
 	// Text says what is done to whom, and when.
 	Text string
 
-	on    func(b *Backend) bool // nil: every backend
-	fault func(ctx context.Context, s *stage) error
-	may   func(b *Backend) []Finding // beside none
-	shows Finding                    // what at least one lane of all must show, if set
+	on     func(b *Backend) bool                     // nil: every backend
+	before func(ctx context.Context, s *stage) error // with the processes there, and nothing begun
+	fault  func(ctx context.Context, s *stage) error
+	may    func(b *Backend) []Finding // beside none
+	shows  Finding                    // what at least one lane of all must show, if set
 }
 
 // A Finding is something that a run has shown of a backend.
@@ -59,19 +65,19 @@ var (
 	HolderCutOff = &Scenario{
 		Name: "holder-cut-off", Law: "L2",
 		Text: "The network between the holder and the servers drops everything, until the rival holds.",
-		on:   hasServers, fault: holderCut(servers.Both),
+		on:   hasLines, fault: holderCut(servers.Both),
 		may: always(StaleUnfenced), // by a write that was decided on just before the end
 	}
 	RepliesLost = &Scenario{
 		Name: "replies-lost", Law: "L2",
 		Text: "The holder's requests arrive and the replies are dropped, until its lease has ended.",
-		on:   hasServers, fault: repliesLost,
+		on:   hasLines, fault: repliesLost,
 		may: always(StaleUnfenced),
 	}
 	RequestsLost = &Scenario{
 		Name: "requests-lost", Law: "L2",
 		Text: "The holder's requests are dropped and what the servers send arrives, until the rival holds.",
-		on:   hasServers, fault: holderCut(servers.ToServer),
+		on:   hasLines, fault: holderCut(servers.ToServer),
 		may: always(StaleUnfenced),
 	}
 	ServerPaused = &Scenario{
@@ -98,13 +104,62 @@ var (
 		on:   only(Redis), fault: flushed,
 		may: always(Overlap, StaleUnfenced), shows: Overlap,
 	}
+	Evicted = &Scenario{
+		Name: "eviction", Law: "L1",
+		Text: "The server runs out of memory with a policy that evicts: what was written last recently goes first, the lock with it.",
+		on:   only(Redis), fault: evicted,
+		may: always(Overlap, StaleUnfenced),
+	}
+	GrantLost = &Scenario{
+		Name: "grant-lost", Law: "L5",
+		Text: "The holder releases while the network drops what the servers send to the rival, for a quarter of a TTL: the grant does not arrive.",
+		on:   hasLines, fault: grantLost,
+		may: always(StaleUnfenced),
+	}
+	ReplicaPromoted = &Scenario{
+		Name: "replica-promoted", Law: "L1",
+		Text: "The replicas are cut off before the lock is taken; then the primary is killed, and one that never saw the lock is promoted.",
+		on:   only(RedisSentinel), before: detach, fault: promoted,
+		may: always(Overlap, StaleUnfenced),
+	}
+	LeaseRevoked = &Scenario{
+		Name: "lease-revoked", Law: "L3",
+		Text: "An operator revokes all leases of the cluster.",
+		on:   only(Etcd), fault: leasesRevoked,
+		may: always(Overlap, StaleUnfenced),
+	}
+	FollowerPaused = &Scenario{
+		Name: "follower-paused", Law: "L1",
+		Text: "One member that does not lead is stopped (SIGSTOP) for one and a half TTL.",
+		on:   only(Etcd), fault: followerPaused,
+		may: always(StaleUnfenced),
+	}
+	MajorityPaused = &Scenario{
+		Name: "majority-paused", Law: "L2",
+		Text: "Two of three members are stopped (SIGSTOP) for one and a half TTL.",
+		on:   only(Etcd), fault: majorityPaused,
+		may: always(StaleUnfenced),
+	}
+	BackendsTerminated = &Scenario{
+		Name: "backends-terminated", Law: "L7",
+		Text: "An administrator ends the connections of all clients (pg_terminate_backend).",
+		on:   only(Postgres), fault: backendsTerminated,
+		may: always(StaleUnfenced),
+	}
+	StandbyPromoted = &Scenario{
+		Name: "standby-promoted", Law: "L1",
+		Text: "The standby is cut off before the lock is taken; then the primary is killed, and the standby, which never saw the lock, is promoted.",
+		on:   only(Postgres), before: cutStandby, fault: standbyPromoted,
+		may: always(Overlap, StaleUnfenced),
+	}
 )
 
 // Scenarios are all of them, in the order of tables.
 func Scenarios() []*Scenario {
 	return []*Scenario{
 		HolderPaused, HolderKilled, HolderCutOff, RepliesLost, RequestsLost,
-		ServerPaused, ServerRestarted, ServerEmptied, Flushed,
+		GrantLost, ServerPaused, ServerRestarted, ServerEmptied, Flushed, Evicted, ReplicaPromoted,
+		FollowerPaused, MajorityPaused, LeaseRevoked, BackendsTerminated, StandbyPromoted,
 	}
 }
 
@@ -112,6 +167,8 @@ func Scenarios() []*Scenario {
 func (s *Scenario) Fits(b *Backend) bool { return s.on == nil || s.on(b) }
 
 func hasServers(b *Backend) bool { return b != File }
+
+func hasLines(b *Backend) bool { return hasServers(b) && !b.found }
 
 func only(which *Backend) func(*Backend) bool { return func(b *Backend) bool { return b == which } }
 
@@ -144,8 +201,8 @@ func holderKilled(ctx context.Context, s *stage) error {
 func holderCut(d servers.Direction) func(context.Context, *stage) error {
 	return func(ctx context.Context, s *stage) error {
 		return s.each(func(l *lane) error {
-			l.line.cut(d)
-			defer l.line.heal()
+			l.lines[0].cut(d)
+			defer l.lines[0].heal()
 			s.rec.FaultHit(l.name)
 			return l.rivalWrites(ctx)
 		})
@@ -155,8 +212,8 @@ func holderCut(d servers.Direction) func(context.Context, *stage) error {
 // repliesLost lets the holder's renewals arrive, so that the rival must wait for longer than the holder believes.
 func repliesLost(ctx context.Context, s *stage) error {
 	return s.each(func(l *lane) error {
-		l.line.cut(servers.ToClient)
-		defer l.line.heal()
+		l.lines[0].cut(servers.ToClient)
+		defer l.lines[0].heal()
 		s.rec.FaultHit(l.name)
 		return l.holder.AwaitEvent(ctx, isType(history.LossTold))
 	})
@@ -164,14 +221,10 @@ func repliesLost(ctx context.Context, s *stage) error {
 
 func serverPaused(ctx context.Context, s *stage) error {
 	server, err := s.leader(ctx)
-	if err == nil {
-		err = server.Pause()
-	}
 	if err != nil {
 		return err
 	}
-	s.hit()
-	return first(sleep(ctx, s.ttl*3/2), server.Resume())
+	return s.paused(ctx, []servers.Server{server})
 }
 
 func serverRestarted(ctx context.Context, s *stage) error {
@@ -200,6 +253,175 @@ func flushed(ctx context.Context, s *stage) error {
 	}
 	s.hit()
 	return nil
+}
+
+// evicted fills the server with keys that are used all the time until those of the lanes are gone.
+func evicted(ctx context.Context, s *stage) error {
+	redis := s.servers[0].(*servers.Redis)
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: nothing was evicted"))
+	defer cancel()
+	for _, args := range [][]string{{"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}, {"CONFIG", "SET", "maxmemory", "3mb"}} {
+		if _, err := redis.Do(ctx, args...); err != nil {
+			return err
+		}
+	}
+	defer redis.Do(ctx, "CONFIG", "SET", "maxmemory", "0")
+	filler := strings.Repeat("x", 16<<10)
+	for i := 0; ; i++ {
+		if _, err := redis.Do(ctx, "SET", fmt.Sprintf("filler:%d", i), filler); err != nil {
+			return err
+		}
+		left, err := redis.Do(ctx, "EVAL", "return #redis.call('KEYS', 'fencelock:l:*')", "0")
+		if err != nil {
+			return err
+		}
+		if left == int64(0) {
+			s.hit()
+			return nil
+		}
+	}
+}
+
+func grantLost(ctx context.Context, s *stage) error {
+	return s.each(func(l *lane) error {
+		l.lines[1].cut(servers.ToClient)
+		l.stopHolder()
+		s.rec.FaultHit(l.name)
+		err := sleep(ctx, s.ttl/4)
+		l.lines[1].heal()
+		return first(err, l.rivalWrites(ctx))
+	})
+}
+
+func detach(ctx context.Context, s *stage) error { return s.sentinels.Detach(ctx) }
+
+func promoted(ctx context.Context, s *stage) error {
+	old, err := s.sentinels.Primary(ctx)
+	if err == nil {
+		err = old.Kill()
+	}
+	if err != nil {
+		return err
+	}
+	s.hit()
+	_, err = s.sentinels.AwaitPrimary(ctx, old)
+	return err
+}
+
+// followers are the members that do not lead.
+func (s *stage) followers(ctx context.Context) (all []servers.Server, err error) {
+	leader, err := s.leader(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range s.servers {
+		if m != leader {
+			all = append(all, m)
+		}
+	}
+	return all, nil
+}
+
+func followerPaused(ctx context.Context, s *stage) error {
+	followers, err := s.followers(ctx)
+	if err != nil {
+		return err
+	}
+	return s.paused(ctx, followers[:1])
+}
+
+func majorityPaused(ctx context.Context, s *stage) error {
+	followers, err := s.followers(ctx)
+	if err != nil {
+		return err
+	}
+	return s.paused(ctx, followers)
+}
+
+// paused stops servers for one and a half TTL.
+func (s *stage) paused(ctx context.Context, which []servers.Server) error {
+	var errs []error
+	for _, server := range which {
+		errs = append(errs, server.Pause())
+	}
+	s.hit()
+	errs = append(errs, sleep(ctx, s.ttl*3/2))
+	for _, server := range which {
+		errs = append(errs, server.Resume())
+	}
+	return first(errs...)
+}
+
+func leasesRevoked(ctx context.Context, s *stage) error {
+	var listed struct{ Leases []struct{ ID string } }
+	if err := etcdCall(ctx, s.servers[0].Addr(), "lease/leases", struct{}{}, &listed); err != nil {
+		return err
+	}
+	for _, l := range listed.Leases {
+		if err := etcdCall(ctx, s.servers[0].Addr(), "lease/revoke", map[string]string{"ID": l.ID}, &struct{}{}); err != nil {
+			return err
+		}
+	}
+	s.hit()
+	return nil
+}
+
+// etcdCall asks an etcd by the JSON form of its protocol, so that the lab needs no client library.
+func etcdCall(ctx context.Context, addr, what string, in, out any) error {
+	body, err := json.Marshal(in)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+"/v3/"+what, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("lab: etcd answered %s to %s", resp.Status, what)
+	}
+	return json.NewDecoder(resp.Body).Decode(out)
+}
+
+func backendsTerminated(ctx context.Context, s *stage) error {
+	n, err := s.servers[0].(*servers.Postgres).TerminateBackends(ctx)
+	if err == nil && n > 0 {
+		s.hit()
+	}
+	return err
+}
+
+func cutStandby(ctx context.Context, s *stage) error {
+	standby := s.servers[1].(*servers.Postgres)
+	for _, statement := range []string{"ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()"} {
+		if _, err := standby.SQL(ctx, "", statement); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: the standby stayed attached"))
+	defer cancel()
+	for {
+		left, err := s.servers[0].(*servers.Postgres).SQL(ctx, "", "SELECT count(*) FROM pg_stat_replication")
+		if err != nil || strings.TrimSpace(left) == "0" {
+			return err
+		}
+		if err := sleep(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func standbyPromoted(ctx context.Context, s *stage) error {
+	if err := s.servers[0].Kill(); err != nil {
+		return err
+	}
+	s.hit()
+	_, err := s.servers[1].(*servers.Postgres).SQL(ctx, "", "SELECT pg_promote()")
+	return err
 }
 
 // first is the first error of several, all of which have been done.
