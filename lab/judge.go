@@ -3,6 +3,7 @@ package lab
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"strings"
@@ -88,29 +89,38 @@ func (l *Lane) count(f Finding, n int) {
 	}
 }
 
-// staleWrites counts, for each resource, the writes that were let through although one with a higher token had been
-// let through before they were asked for: so what is counted is certain.
+// staleWrites counts the stale writes to each resource.
 func staleWrites(h history.History) map[string]int {
+	stale := map[string]int{}
+	for _, e := range staleEvents(h) {
+		stale[e.Resource]++
+	}
+	return stale
+}
+
+// staleEvents are the writes that were let through although one with a higher token had been let through before they
+// were asked for, so what is counted is certain; with their places in the history.
+func staleEvents(h history.History) iter.Seq2[int, history.Event] {
 	type mark struct {
 		t     int64
 		token uint64
 	}
-	marks := map[string][]mark{} // the highest so far, by time
-	stale := map[string]int{}
-	for _, e := range h {
-		if e.Type != history.WriteAdmitted {
-			continue
-		}
-		m := marks[e.Resource]
-		i, _ := slices.BinarySearchFunc(m, e.Called, func(m mark, called int64) int { return cmp.Compare(m.t, called) })
-		if i > 0 && m[i-1].token > e.Token {
-			stale[e.Resource]++
-		}
-		if len(m) == 0 || m[len(m)-1].token < e.Token {
-			marks[e.Resource] = append(m, mark{e.T, e.Token})
+	return func(yield func(int, history.Event) bool) {
+		marks := map[string][]mark{} // the highest so far, by time
+		for i, e := range h {
+			if e.Type != history.WriteAdmitted {
+				continue
+			}
+			m := marks[e.Resource]
+			before, _ := slices.BinarySearchFunc(m, e.Called, func(m mark, called int64) int { return cmp.Compare(m.t, called) })
+			if before > 0 && m[before-1].token > e.Token && !yield(i, e) {
+				return
+			}
+			if len(m) == 0 || m[len(m)-1].token < e.Token {
+				marks[e.Resource] = append(m, mark{e.T, e.Token})
+			}
 		}
 	}
-	return stale
 }
 
 // lead is the least time by which a loss was told before the end of the lease, which is at V and the margin. Losses of
