@@ -32,6 +32,8 @@ var (
 	Redis = &Backend{Name: "redis", TTL: time.Second, start: startRedis}
 	// RedisSentinel is a primary with two replicas and three sentinels. A failover takes seconds, so does the lease.
 	RedisSentinel = &Backend{Name: "redis-sentinel", TTL: 5 * time.Second, start: startSentinel, found: true}
+	// Redlock is five independent Redis servers that flush each write to the disk.
+	Redlock = &Backend{Name: "redlock", TTL: time.Second, start: startRedlock}
 	// Etcd is a cluster of three members.
 	Etcd = &Backend{Name: "etcd", TTL: 2 * time.Second, start: startEtcd}
 	// Postgres is a primary with an asynchronous standby.
@@ -39,7 +41,7 @@ var (
 )
 
 // Backends are all of them, in the order of tables.
-func Backends() []*Backend { return []*Backend{File, Redis, RedisSentinel, Etcd, Postgres} }
+func Backends() []*Backend { return []*Backend{File, Redis, RedisSentinel, Redlock, Etcd, Postgres} }
 
 // system is a backend that runs.
 type system struct {
@@ -82,11 +84,33 @@ func startFile(context.Context) (*system, error) {
 }
 
 func startRedis(ctx context.Context) (*system, error) {
-	s, err := servers.StartRedis(ctx, &servers.RedisOptions{AppendFsync: "always"})
+	s, err := servers.StartRedis(ctx, &servers.RedisOptions{AppendFsync: "always", Clock: true})
 	if err != nil {
 		return nil, err
 	}
 	return single(s, func(addr string) string { return "redis://" + addr }), nil
+}
+
+func startRedlock(ctx context.Context) (*system, error) {
+	s := &system{
+		url: func(addrs []string) string { return "redlock://" + strings.Join(addrs, ",") },
+	}
+	s.leader = func(context.Context) (servers.Server, error) { return s.servers[0], nil } // one is as good as another
+	s.close = func() error {
+		var err error
+		for _, node := range s.servers {
+			err = errors.Join(err, node.Close())
+		}
+		return err
+	}
+	for range 5 {
+		node, err := servers.StartRedis(ctx, &servers.RedisOptions{AppendFsync: "always", Clock: true})
+		if err != nil {
+			return nil, errors.Join(err, s.close())
+		}
+		s.servers = append(s.servers, node)
+	}
+	return s, nil
 }
 
 func startEtcd(ctx context.Context) (*system, error) {
@@ -166,10 +190,12 @@ func (l *line) addrs() (addrs []string) {
 	return addrs
 }
 
-// cut drops what is sent in a direction until heal.
-func (l *line) cut(d servers.Direction) {
-	for _, p := range l.proxies {
-		p.Drop(d)
+// cut drops what is sent in a direction until heal; without numbers of servers, to and from all of them.
+func (l *line) cut(d servers.Direction, only ...int) {
+	for i, p := range l.proxies {
+		if len(only) == 0 || slices.Contains(only, i) {
+			p.Drop(d)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	_ "github.com/fencelock/fencelock/driver/file"
 	_ "github.com/fencelock/fencelock/driver/goredis"
 	_ "github.com/fencelock/fencelock/driver/postgres"
+	_ "github.com/fencelock/fencelock/driver/redlock"
 	"github.com/fencelock/fencelock/lab"
 )
 

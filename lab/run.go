@@ -257,6 +257,8 @@ func historyOf(w *worker.Worker) history.History {
 	return w.History()
 }
 
+const fencedPath = "/fenced/"
+
 // doubles are the resources that are written to: one compares tokens, the other does not.
 type doubles struct {
 	base   string
@@ -271,14 +273,14 @@ func openDoubles() (*doubles, error) {
 	}
 	done := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	mux := http.NewServeMux()
-	mux.Handle("/fenced/", &httpguard.Handler{Next: done, Guard: &guard.Guard{}})
+	mux.Handle(fencedPath, &httpguard.Handler{Next: done, Guard: &guard.Guard{}})
 	mux.Handle("/open/", done)
 	d := &doubles{base: "http://" + l.Addr().String(), server: &http.Server{Handler: mux, ReadHeaderTimeout: patience}, ended: make(chan error, 1)}
 	go func() { d.ended <- d.server.Serve(l) }()
 	return d, nil
 }
 
-func (d *doubles) fenced(lane string) string { return d.base + "/fenced/" + lane }
+func (d *doubles) fenced(lane string) string { return d.base + fencedPath + lane }
 func (d *doubles) open(lane string) string   { return d.base + "/open/" + lane }
 
 func (d *doubles) close() error {

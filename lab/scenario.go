@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -116,6 +117,39 @@ var (
 		on:   hasLines, fault: grantLost,
 		may: always(StaleUnfenced),
 	}
+	ClockAhead = &Scenario{
+		Name: "clock-ahead", Law: "S2",
+		Text: "The server's clock is stepped ahead by a TTL. With Redlock it is the clock of the one node that the holder's and the rival's " +
+			"majorities share; each reaches only three of five.",
+		on: only(Redis, Redlock), before: shareOneNode, fault: clockStepped(1),
+		may: always(Overlap, StaleUnfenced, LateLoss),
+	}
+	ClockBack = &Scenario{
+		Name: "clock-back", Law: "T1",
+		Text:   "The same, with the clock stepped back by 60 s.",
+		on:     only(Redis, Redlock),
+		before: shareOneNode, fault: clockStepped(0),
+		may: always(StaleUnfenced),
+	}
+	NodeEmptied = &Scenario{
+		Name: "node-emptied", Law: "L1",
+		Text: "The one node that the holder's and the rival's majorities share is killed and started again without its data; each reaches " +
+			"only three of five.",
+		on: only(Redlock), before: shareOneNode, fault: nodeEmptied,
+		may: always(StaleUnfenced),
+	}
+	TwoPaused = &Scenario{
+		Name: "two-of-five-paused", Law: "L1",
+		Text: "Two of five nodes are stopped (SIGSTOP) for one and a half TTL.",
+		on:   only(Redlock), fault: nodesPaused(2),
+		may: always(StaleUnfenced),
+	}
+	ThreePaused = &Scenario{
+		Name: "three-of-five-paused", Law: "L2",
+		Text: "Three of five nodes are stopped (SIGSTOP) for one and a half TTL.",
+		on:   only(Redlock), fault: nodesPaused(3),
+		may: always(StaleUnfenced),
+	}
 	ReplicaPromoted = &Scenario{
 		Name: "replica-promoted", Law: "L1",
 		Text: "The replicas are cut off before the lock is taken; then the primary is killed, and one that never saw the lock is promoted.",
@@ -158,7 +192,8 @@ var (
 func Scenarios() []*Scenario {
 	return []*Scenario{
 		HolderPaused, HolderKilled, HolderCutOff, RepliesLost, RequestsLost,
-		GrantLost, ServerPaused, ServerRestarted, ServerEmptied, Flushed, Evicted, ReplicaPromoted,
+		GrantLost, ServerPaused, ServerRestarted, ServerEmptied, Flushed, Evicted, ClockAhead, ClockBack,
+		NodeEmptied, TwoPaused, ThreePaused, ReplicaPromoted,
 		FollowerPaused, MajorityPaused, LeaseRevoked, BackendsTerminated, StandbyPromoted,
 	}
 }
@@ -170,7 +205,9 @@ func hasServers(b *Backend) bool { return b != File }
 
 func hasLines(b *Backend) bool { return hasServers(b) && !b.found }
 
-func only(which *Backend) func(*Backend) bool { return func(b *Backend) bool { return b == which } }
+func only(which ...*Backend) func(*Backend) bool {
+	return func(b *Backend) bool { return slices.Contains(which, b) }
+}
 
 func always(f ...Finding) func(*Backend) []Finding { return func(*Backend) []Finding { return f } }
 
@@ -291,6 +328,52 @@ func grantLost(ctx context.Context, s *stage) error {
 		l.lines[1].heal()
 		return first(err, l.rivalWrites(ctx))
 	})
+}
+
+// shared is the node of a Redlock that both majorities of shareOneNode have.
+const shared = 2
+
+// shareOneNode lets holder and rival each reach three nodes of a Redlock only, one of which is the same.
+func shareOneNode(_ context.Context, s *stage) error {
+	if len(s.servers) == 5 {
+		for _, l := range s.lanes {
+			l.lines[0].cut(servers.Both, 3, 4)
+			l.lines[1].cut(servers.Both, 0, 1)
+		}
+	}
+	return nil
+}
+
+// clockStepped steps the clock of a server ahead by so many TTLs and a little more, or back by a minute if that is 0.
+func clockStepped(ttls int) func(context.Context, *stage) error {
+	return func(ctx context.Context, s *stage) error {
+		by := -time.Minute
+		if ttls > 0 {
+			by = time.Duration(ttls)*s.ttl + 100*time.Millisecond
+		}
+		node := s.servers[min(shared, len(s.servers)-1)].(*servers.Redis)
+		if err := node.SetClock(by); err != nil {
+			return err
+		}
+		s.hit()
+		return sleep(ctx, s.ttl)
+	}
+}
+
+func nodeEmptied(ctx context.Context, s *stage) error {
+	node := s.servers[shared]
+	if err := node.Kill(); err != nil {
+		return err
+	}
+	s.hit()
+	if err := node.StartEmpty(ctx); err != nil {
+		return err
+	}
+	return sleep(ctx, s.ttl)
+}
+
+func nodesPaused(n int) func(context.Context, *stage) error {
+	return func(ctx context.Context, s *stage) error { return s.paused(ctx, s.servers[:n]) }
 }
 
 func detach(ctx context.Context, s *stage) error { return s.sentinels.Detach(ctx) }

@@ -66,7 +66,7 @@ func beliefs(h history.History) (all []believed) {
 const (
 	pictureWidth = 860
 	nameWidth    = 76
-	rowHeight    = 46
+	rowHeight    = 58
 	topMargin    = 30
 )
 
@@ -89,6 +89,7 @@ type picture struct {
 	strings.Builder
 	title    string
 	from, to int64
+	over     int64 // the end of the fault
 }
 
 func (p *picture) x(t int64) float64 {
@@ -116,6 +117,11 @@ func (p *picture) draw(h history.History) {
 		}
 	}
 	rows := []string{"holder", "rival"}
+	for _, e := range h {
+		if e.Type == history.FaultEnd {
+			p.over = e.T
+		}
+	}
 	row := func(process string) int {
 		if strings.HasSuffix(process, rows[1]) {
 			return topMargin + rowHeight
@@ -129,7 +135,11 @@ func (p *picture) draw(h history.History) {
 	p.faults(h, height)
 	for i, name := range rows {
 		y := topMargin + i*rowHeight
-		p.put(`<text class="ink" x="12" y="%d">%s</text><path class="line" d="M%d %d H%d"/>`, y+24, name, nameWidth, y+38, pictureWidth-16)
+		p.put(`<text class="ink" x="12" y="%d">%s</text>`, y+22, name)
+		for line, what := range []string{"guard", "none"} {
+			p.put(`<text class="dim" x="44" y="%d" font-size="9">%s</text><path class="line" d="M%d %d H%d"/>`,
+				y+lineAt(line)+3, what, nameWidth, y+lineAt(line), pictureWidth-16)
+		}
 	}
 	for _, b := range beliefs(h) {
 		y := row(b.process)
@@ -174,6 +184,9 @@ func (p *picture) stops(h history.History, row func(string) int) {
 		case history.ProcessContinued:
 			p.bar("stop", since[e.Process], e.T, row(e.Process)+4, 28, "process stopped")
 		case history.ProcessEnded:
+			if e.T > p.over { // all end then
+				continue
+			}
 			p.put(`<text class="bad" x="%.1f" y="%d">&#x2715;<title>process killed or ended</title></text>`, p.x(e.T)-4, row(e.Process)+4)
 		}
 	}
@@ -186,7 +199,11 @@ func (p *picture) writes(h history.History, row func(string) int) {
 		stale[i] = true
 	}
 	for i, e := range h {
-		y := row(e.Process) + 38
+		line := 1
+		if strings.Contains(e.Resource, fencedPath) {
+			line = 0
+		}
+		y := row(e.Process) + lineAt(line)
 		switch {
 		case stale[i]:
 			p.put(`<circle class="bad" cx="%.1f" cy="%d" r="5"><title>stale write let through: %d</title></circle>`, p.x(e.T), y, e.Token)
@@ -197,6 +214,9 @@ func (p *picture) writes(h history.History, row func(string) int) {
 		}
 	}
 }
+
+// lineAt is how far below the top of a row the writes to the guarded resource are drawn, and those to the others.
+func lineAt(line int) int { return 36 + 10*line }
 
 // axis draws the time.
 func (p *picture) axis(height int) {
