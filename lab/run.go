@@ -30,9 +30,10 @@ type Options struct {
 // stage is a run under way.
 type stage struct {
 	*system
-	ttl   time.Duration
-	lanes []*lane
-	rec   *history.Recorder // the faults
+	ttl    time.Duration
+	longer bool // the scenario lets a server grant more than was asked for
+	lanes  []*lane
+	rec    *history.Recorder // the faults
 }
 
 // lane is a holder and a rival that want one lock.
@@ -77,12 +78,14 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	}
 	defer func() { err = errors.Join(err, doubles.close()) }()
 
-	s := &stage{system: sys, ttl: b.TTL, rec: history.NewRecorder("lab", nil)}
+	s := &stage{system: sys, ttl: b.TTL, longer: sc.longer, rec: history.NewRecorder("lab", nil)}
 	for i := range o.Lanes {
 		s.lanes = append(s.lanes, &lane{name: fmt.Sprintf("lane-%d", i+1), rng: rand.New(rand.NewPCG(o.Seed, uint64(i)))})
 	}
 	defer func() {
-		err = errors.Join(err, s.each(func(l *lane) error { return l.close() }))
+		for _, l := range s.lanes {
+			err = errors.Join(err, l.close())
+		}
 	}()
 	for _, l := range s.lanes {
 		l.writes = []worker.Write{{Writer: double, Resource: doubles.fenced(l.name)}, {Writer: double, Resource: doubles.open(l.name)}}
@@ -162,7 +165,7 @@ func (l *lane) open(ctx context.Context, s *stage) error {
 		if l.lines[i], err = newLine(s.system); err != nil {
 			return err
 		}
-		if *w.to, err = worker.Start(ctx, worker.Options{URL: s.url(l.lines[i].addrs()), Process: l.name + " " + w.role}); err != nil {
+		if *w.to, err = worker.Start(ctx, worker.Options{URL: s.url(l.lines[i].addrs()), Process: l.name + " " + w.role, Longer: s.longer}); err != nil {
 			return err
 		}
 	}
@@ -182,7 +185,13 @@ func (l *lane) begin(ctx context.Context, s *stage) error {
 	}
 	work.For = s.ttl * 3 / 2
 	l.works.Go(func() { l.insist(work) })
-	if err := l.rival.AwaitRequests(ctx, l.name, 0, 1); err != nil {
+	if err := l.rival.AwaitEvent(ctx, isType(history.Started)); err != nil {
+		return err
+	}
+	// One that reaches a part of the servers only may get no answer.
+	answered, cancel := context.WithTimeout(ctx, s.ttl/2)
+	defer cancel()
+	if err := l.rival.AwaitRequests(answered, l.name, 0, 1); err != nil && answered.Err() == nil {
 		return err
 	}
 	return sleep(ctx, time.Duration(l.rng.Int64N(int64(s.ttl/3)))) // so that the fault comes at any moment between renewals
