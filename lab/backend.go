@@ -32,7 +32,7 @@ var (
 	Redis = &Backend{Name: "redis", TTL: time.Second, start: startRedis}
 	// RedisSentinel is a primary with two replicas and three sentinels. A failover takes seconds, so does the lease.
 	RedisSentinel = &Backend{Name: "redis-sentinel", TTL: 5 * time.Second, start: startSentinel, found: true}
-	// Redlock is five independent Redis servers that flush each write to the disk.
+	// Redlock is five independent Redis servers that flush to the disk every second.
 	Redlock = &Backend{Name: "redlock", TTL: time.Second, start: startRedlock}
 	// Etcd is a cluster of three members.
 	Etcd = &Backend{Name: "etcd", TTL: 2 * time.Second, start: startEtcd}
@@ -104,7 +104,7 @@ func startRedlock(ctx context.Context) (*system, error) {
 		return err
 	}
 	for range 5 {
-		node, err := servers.StartRedis(ctx, &servers.RedisOptions{AppendFsync: "always", Clock: true})
+		node, err := servers.StartRedis(ctx, &servers.RedisOptions{AppendFsync: "everysec", Clock: true})
 		if err != nil {
 			return nil, errors.Join(err, s.close())
 		}

@@ -163,6 +163,47 @@ func span(all []time.Duration, round time.Duration) string {
 	return fmt.Sprintf("%v to %v", least, most)
 }
 
+// word is the shortest that can be said of a result.
+func (r *Result) word() string {
+	switch {
+	case r.Valid() == 0:
+		return "void"
+	case len(r.Unexpected) > 0:
+		return "UNEXPECTED"
+	case r.With(Overlap) > 0:
+		return "overlap"
+	case r.With(StaleUnfenced) > 0:
+		return "stale"
+	}
+	return "quiet"
+}
+
+// legend explains the words of the overview.
+const legend = "quiet: nothing happened that a lock should prevent. stale: where no guard compares tokens, a late write was let through. " +
+	"overlap: two believed that they held the lock, so only a guard keeps the order. -: this cannot happen to the backend. " +
+	"A guard let no stale write through, except where it says UNEXPECTED."
+
+// overview is the matrix at a glance: the backends, and a line for each scenario.
+func (r *Report) overview() (backends []string, lines [][]string) {
+	for _, b := range Backends() {
+		if slices.ContainsFunc(r.Results, func(r *Result) bool { return r.Backend == b.Name }) {
+			backends = append(backends, b.Name)
+		}
+	}
+	for _, group := range r.byScenario() {
+		line := []string{group[0].Scenario}
+		for _, b := range backends {
+			word := "-"
+			if i := slices.IndexFunc(group, func(r *Result) bool { return r.Backend == b }); i >= 0 {
+				word = group[i].word()
+			}
+			line = append(line, word)
+		}
+		lines = append(lines, line)
+	}
+	return backends, lines
+}
+
 // byScenario groups the results, in their order.
 func (r *Report) byScenario() (groups [][]*Result) {
 	for _, result := range r.Results {
@@ -180,7 +221,7 @@ func scenario(name string) *Scenario {
 	return Scenarios()[i]
 }
 
-// WriteText writes the matrix for a terminal.
+// WriteText writes the matrix for a terminal: first what each run has shown, then the whole at a glance.
 func (r *Report) WriteText(w io.Writer) error {
 	for _, group := range r.byScenario() {
 		sc := scenario(group[0].Scenario)
@@ -207,12 +248,28 @@ func (r *Report) WriteText(w io.Writer) error {
 			return err
 		}
 	}
-	return nil
+	backends, lines := r.overview()
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "scenario\t"+strings.Join(backends, "\t"))
+	for _, line := range lines {
+		fmt.Fprintln(t, strings.Join(line, "\t"))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\n%s\n", legend)
+	return err
 }
 
 // WriteMarkdown writes the matrix as Markdown.
 func (r *Report) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
+	backends, lines := r.overview()
+	fmt.Fprintf(&b, "| scenario | %s |\n|---|%s\n", strings.Join(backends, " | "), strings.Repeat("---|", len(backends)))
+	for _, line := range lines {
+		fmt.Fprintf(&b, "| %s |\n", strings.Join(line, " | "))
+	}
+	fmt.Fprintf(&b, "\n%s\n\n", legend)
 	for _, group := range r.byScenario() {
 		sc := scenario(group[0].Scenario)
 		fmt.Fprintf(&b, "### %s (%s)\n\n%s\n\n| backend |", sc.Name, sc.Law, sc.Text)
@@ -273,17 +330,21 @@ func (r *Report) WriteHTML(w io.Writer) error {
 	}
 	page := struct {
 		*Report
-		Columns []string
-		Groups  []group
-		Differs []string
-	}{Report: r, Differs: r.Unexpected()}
+		Backends []string
+		Overview [][]string
+		Legend   string
+		Columns  []string
+		Groups   []group
+		Differs  []string
+	}{Report: r, Legend: legend, Differs: r.Unexpected()}
+	page.Backends, page.Overview = r.overview()
 	for _, c := range columns {
 		page.Columns = append(page.Columns, c.title)
 	}
 	for _, results := range r.byScenario() {
 		g := group{Scenario: scenario(results[0].Scenario)}
 		for _, result := range results {
-			row := row{Result: result, Class: result.class()}
+			row := row{Result: result, Class: result.word()}
 			for _, c := range columns {
 				row.Cells = append(row.Cells, c.of(result))
 			}
@@ -301,19 +362,6 @@ func (r *Report) WriteHTML(w io.Writer) error {
 	return pageTemplate.Execute(w, page)
 }
 
-// class is how a row looks.
-func (r *Result) class() string {
-	switch {
-	case len(r.Unexpected) > 0 || r.Valid() == 0:
-		return "unexpected"
-	case r.With(Overlap) > 0:
-		return "overlap"
-	case r.With(StaleUnfenced) > 0:
-		return "stale"
-	}
-	return "quiet"
-}
-
 var pageTemplate = template.Must(template.New("page").Parse(`<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -328,14 +376,14 @@ body { background: var(--bg); color: var(--ink); font: 15px/1.5 system-ui, sans-
 .wide { overflow-x: auto }
 table { border-collapse: collapse; width: 100% }
 th, td { border-bottom: 1px solid var(--line); padding: .35rem .6rem; text-align: left; white-space: nowrap }
-th { color: var(--dim); font-weight: 600 }
-tr.unexpected td:first-child { color: var(--bad); font-weight: 700 }
-tr.overlap td:first-child { color: var(--bad) }
-tr.stale td:first-child { color: var(--warn) }
-tr.quiet td:first-child { color: var(--good) }
+th { color: var(--dim); font-weight: 600; vertical-align: bottom; white-space: normal }
+.UNEXPECTED, .void { color: var(--bad); font-weight: 700 }
+.overlap { color: var(--bad) }
+.stale { color: var(--warn) }
+.quiet { color: var(--good) }
 details svg { display: block; margin: .5rem 0; max-width: 100% }
 .dim { color: var(--dim) }
-.legend svg { height: 1em; vertical-align: middle; width: 1.4em }
+a { color: inherit }
 </style>
 </head>
 <body>
@@ -344,13 +392,18 @@ details svg { display: block; margin: .5rem 0; max-width: 100% }
 and write while they believe in it. Bars are belief, with the last digits of the token; the yellow band is the fault, grey is a process that is
 stopped; dots are writes, red ones were stale and let through where no guard compares; crosses are writes that a guard refused.</p>
 {{if .Differs}}<h2>Not as expected</h2><ul class="differs">{{range .Differs}}<li><pre>{{.}}</pre></li>{{end}}</ul>{{end}}
+<div class="wide"><table id="overview">
+<tr><th>scenario</th>{{range .Backends}}<th>{{.}}</th>{{end}}</tr>
+{{range .Overview}}<tr>{{range $i, $word := .}}{{if $i}}<td class="{{$word}}">{{$word}}</td>{{else}}<td><a href="#{{$word}}">{{$word}}</a></td>{{end}}{{end}}</tr>
+{{end}}</table></div>
+<p class="dim">{{.Legend}}</p>
 {{$columns := .Columns}}
 {{range .Groups}}<section id="{{.Scenario.Name}}">
 <h2>{{.Scenario.Name}} <span class="dim">{{.Scenario.Law}}</span></h2>
 <p>{{.Scenario.Text}}</p>
 <div class="wide"><table>
 <tr><th>backend</th>{{range $columns}}<th>{{.}}</th>{{end}}</tr>
-{{range .Rows}}<tr class="{{.Class}}"><td>{{.Result.Backend}}</td>{{range .Cells}}<td>{{.}}</td>{{end}}</tr>
+{{range .Rows}}<tr><td class="{{.Class}}">{{.Result.Backend}}</td>{{range .Cells}}<td>{{.}}</td>{{end}}</tr>
 {{end}}</table></div>
 {{range .Rows}}<details><summary>{{.Result.Backend}}: timelines, seed {{.Result.Seed}}</summary>
 {{range .Lanes}}{{.}}{{end}}</details>

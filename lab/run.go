@@ -94,6 +94,8 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 		}
 	}
 	_ = s.each(func(l *lane) error { return l.open(ctx, s) })
+	machine := startPulse()
+	defer machine.end()
 	if sc.before != nil {
 		s.void(sc.before(ctx, s))
 	}
@@ -103,6 +105,10 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	s.rec.FaultEnd(sc.Name)
 	_ = s.each(func(l *lane) error { l.finish(s.ttl); return nil })
 
+	late := machine.end()
+	if late > b.TTL/4 {
+		s.void(fmt.Errorf("lab: the machine is too busy: a timer was %v late", late))
+	}
 	r := &Result{Backend: b.Name, Scenario: sc.Name, Seed: o.Seed}
 	faults := s.rec.History()
 	for _, l := range s.lanes {
@@ -110,7 +116,7 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 			l.err = l.closeWorkers() // so that all they did is in the history
 		}
 		h := history.Merge(historyOf(l.holder), historyOf(l.rival), faults)
-		r.Lanes = append(r.Lanes, judge(l, h, doubles, sc.Name))
+		r.Lanes = append(r.Lanes, judge(l, h, doubles, sc.Name, lossTolerance+late))
 	}
 	r.compare(sc, b)
 	return r, ctx.Err()
@@ -264,6 +270,39 @@ func historyOf(w *worker.Worker) history.History {
 		return nil
 	}
 	return w.History()
+}
+
+// pulse measures how late timers are.
+type pulse struct {
+	stop chan struct{}
+	once sync.Once
+	done chan struct{}
+	late time.Duration
+}
+
+func startPulse() *pulse {
+	p := &pulse{stop: make(chan struct{}), done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		const beat = 5 * time.Millisecond
+		for {
+			began := time.Now()
+			select {
+			case <-p.stop:
+				return
+			case <-time.After(beat):
+				p.late = max(p.late, time.Since(began)-beat)
+			}
+		}
+	}()
+	return p
+}
+
+// end answers the most.
+func (p *pulse) end() time.Duration {
+	p.once.Do(func() { close(p.stop) })
+	<-p.done
+	return p.late
 }
 
 const fencedPath = "/fenced/"
