@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 )
 
@@ -184,15 +183,17 @@ const legend = "quiet: nothing happened that a lock should prevent. stale: where
 	"A guard let no stale write through, except where it says UNEXPECTED."
 
 // overview is the matrix at a glance: the backends, and a line for each scenario.
-func (r *Report) overview() (backends []string, lines [][]string) {
+func (r *Report) overview() (lines [][]string) {
+	backends := []string{"scenario"}
 	for _, b := range Backends() {
 		if slices.ContainsFunc(r.Results, func(r *Result) bool { return r.Backend == b.Name }) {
 			backends = append(backends, b.Name)
 		}
 	}
+	lines = append(lines, backends)
 	for _, group := range r.byScenario() {
 		line := []string{group[0].Scenario}
-		for _, b := range backends {
+		for _, b := range backends[1:] {
 			word := "-"
 			if i := slices.IndexFunc(group, func(r *Result) bool { return r.Backend == b }); i >= 0 {
 				word = group[i].word()
@@ -201,7 +202,7 @@ func (r *Report) overview() (backends []string, lines [][]string) {
 		}
 		lines = append(lines, line)
 	}
-	return backends, lines
+	return lines
 }
 
 // byScenario groups the results, in their order.
@@ -221,70 +222,75 @@ func scenario(name string) *Scenario {
 	return Scenarios()[i]
 }
 
+// table is what one scenario has shown: the titles, and a line for each backend.
+func table(group []*Result) (lines [][]string) {
+	titles := []string{"backend"}
+	for _, c := range columns {
+		titles = append(titles, c.title)
+	}
+	lines = append(lines, titles)
+	for _, result := range group {
+		line := []string{result.Backend}
+		for _, c := range columns {
+			line = append(line, c.of(result))
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// aligned writes lines with their columns below each other.
+func aligned(b *strings.Builder, indent string, lines [][]string) {
+	widths := make([]int, len(lines[0]))
+	for _, line := range lines {
+		for i, cell := range line {
+			widths[i] = max(widths[i], len(cell))
+		}
+	}
+	for _, line := range lines {
+		text := indent
+		for i, cell := range line {
+			text += fmt.Sprintf("%-*s  ", widths[i], cell)
+		}
+		b.WriteString(strings.TrimRight(text, " ") + "\n")
+	}
+	b.WriteString("\n")
+}
+
 // WriteText writes the matrix for a terminal: first what each run has shown, then the whole at a glance.
 func (r *Report) WriteText(w io.Writer) error {
+	var b strings.Builder
 	for _, group := range r.byScenario() {
 		sc := scenario(group[0].Scenario)
-		if _, err := fmt.Fprintf(w, "%s (%s): %s\n", sc.Name, sc.Law, sc.Text); err != nil {
-			return err
-		}
-		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprint(t, "  backend")
-		for _, c := range columns {
-			fmt.Fprint(t, "\t", c.title)
-		}
-		fmt.Fprintln(t)
-		for _, result := range group {
-			fmt.Fprint(t, "  ", result.Backend)
-			for _, c := range columns {
-				fmt.Fprint(t, "\t", c.of(result))
-			}
-			fmt.Fprintln(t)
-		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
-		if _, err := fmt.Fprintln(w); err != nil {
-			return err
-		}
+		fmt.Fprintf(&b, "%s (%s): %s\n", sc.Name, sc.Law, sc.Text)
+		aligned(&b, "  ", table(group))
 	}
-	backends, lines := r.overview()
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "scenario\t"+strings.Join(backends, "\t"))
-	for _, line := range lines {
-		fmt.Fprintln(t, strings.Join(line, "\t"))
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(w, "\n%s\n", legend)
+	aligned(&b, "", r.overview())
+	fmt.Fprintln(&b, legend)
+	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// WriteMarkdown writes the matrix as Markdown.
+// markdown writes lines as a table.
+func markdown(b *strings.Builder, lines [][]string) {
+	for i, line := range lines {
+		fmt.Fprintf(b, "| %s |\n", strings.Join(line, " | "))
+		if i == 0 {
+			b.WriteString("|" + strings.Repeat("---|", len(line)) + "\n")
+		}
+	}
+	b.WriteString("\n")
+}
+
+// WriteMarkdown writes the matrix as Markdown: first the whole at a glance, then what each run has shown.
 func (r *Report) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
-	backends, lines := r.overview()
-	fmt.Fprintf(&b, "| scenario | %s |\n|---|%s\n", strings.Join(backends, " | "), strings.Repeat("---|", len(backends)))
-	for _, line := range lines {
-		fmt.Fprintf(&b, "| %s |\n", strings.Join(line, " | "))
-	}
-	fmt.Fprintf(&b, "\n%s\n\n", legend)
+	markdown(&b, r.overview())
+	fmt.Fprintf(&b, "%s\n\n", legend)
 	for _, group := range r.byScenario() {
 		sc := scenario(group[0].Scenario)
-		fmt.Fprintf(&b, "### %s (%s)\n\n%s\n\n| backend |", sc.Name, sc.Law, sc.Text)
-		for _, c := range columns {
-			fmt.Fprintf(&b, " %s |", c.title)
-		}
-		b.WriteString("\n|---|" + strings.Repeat("---|", len(columns)) + "\n")
-		for _, result := range group {
-			fmt.Fprintf(&b, "| %s |", result.Backend)
-			for _, c := range columns {
-				fmt.Fprintf(&b, " %s |", c.of(result))
-			}
-			b.WriteString("\n")
-		}
-		b.WriteString("\n")
+		fmt.Fprintf(&b, "### %s (%s)\n\n%s\n\n", sc.Name, sc.Law, sc.Text)
+		markdown(&b, table(group))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -330,24 +336,18 @@ func (r *Report) WriteHTML(w io.Writer) error {
 	}
 	page := struct {
 		*Report
-		Backends []string
 		Overview [][]string
 		Legend   string
 		Columns  []string
 		Groups   []group
 		Differs  []string
-	}{Report: r, Legend: legend, Differs: r.Unexpected()}
-	page.Backends, page.Overview = r.overview()
-	for _, c := range columns {
-		page.Columns = append(page.Columns, c.title)
-	}
+	}{Report: r, Overview: r.overview(), Legend: legend, Differs: r.Unexpected()}
 	for _, results := range r.byScenario() {
 		g := group{Scenario: scenario(results[0].Scenario)}
-		for _, result := range results {
-			row := row{Result: result, Class: result.word()}
-			for _, c := range columns {
-				row.Cells = append(row.Cells, c.of(result))
-			}
+		lines := table(results)
+		page.Columns = lines[0]
+		for i, result := range results {
+			row := row{Result: result, Class: result.word(), Cells: lines[i+1][1:]}
 			for _, l := range result.Telling(shownLanes) {
 				var b strings.Builder
 				if err := l.WriteTimeline(&b, result.Scenario+" on "+result.Backend+", "+l.Name); err != nil {
@@ -393,8 +393,7 @@ and write while they believe in it. Bars are belief, with the last digits of the
 stopped; dots are writes, red ones were stale and let through where no guard compares; crosses are writes that a guard refused.</p>
 {{if .Differs}}<h2>Not as expected</h2><ul class="differs">{{range .Differs}}<li><pre>{{.}}</pre></li>{{end}}</ul>{{end}}
 <div class="wide"><table id="overview">
-<tr><th>scenario</th>{{range .Backends}}<th>{{.}}</th>{{end}}</tr>
-{{range .Overview}}<tr>{{range $i, $word := .}}{{if $i}}<td class="{{$word}}">{{$word}}</td>{{else}}<td><a href="#{{$word}}">{{$word}}</a></td>{{end}}{{end}}</tr>
+{{range $line, $cells := .Overview}}<tr>{{range $i, $word := $cells}}{{if not $line}}<th>{{$word}}</th>{{else if $i}}<td class="{{$word}}">{{$word}}</td>{{else}}<td><a href="#{{$word}}">{{$word}}</a></td>{{end}}{{end}}</tr>
 {{end}}</table></div>
 <p class="dim">{{.Legend}}</p>
 {{$columns := .Columns}}
@@ -402,7 +401,7 @@ stopped; dots are writes, red ones were stale and let through where no guard com
 <h2>{{.Scenario.Name}} <span class="dim">{{.Scenario.Law}}</span></h2>
 <p>{{.Scenario.Text}}</p>
 <div class="wide"><table>
-<tr><th>backend</th>{{range $columns}}<th>{{.}}</th>{{end}}</tr>
+<tr>{{range $columns}}<th>{{.}}</th>{{end}}</tr>
 {{range .Rows}}<tr><td class="{{.Class}}">{{.Result.Backend}}</td>{{range .Cells}}<td>{{.}}</td>{{end}}</tr>
 {{end}}</table></div>
 {{range .Rows}}<details><summary>{{.Result.Backend}}: timelines, seed {{.Result.Seed}}</summary>

@@ -294,7 +294,7 @@ func flushed(ctx context.Context, s *stage) error {
 }
 
 // evicted fills the server with keys that are used all the time until those of the lanes are gone.
-func evicted(ctx context.Context, s *stage) error {
+func evicted(ctx context.Context, s *stage) (err error) {
 	redis := s.servers[0].(*servers.Redis)
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: nothing was evicted"))
 	defer cancel()
@@ -303,7 +303,10 @@ func evicted(ctx context.Context, s *stage) error {
 			return err
 		}
 	}
-	defer redis.Do(ctx, "CONFIG", "SET", "maxmemory", "0")
+	defer func() {
+		_, enough := redis.Do(ctx, "CONFIG", "SET", "maxmemory", "0")
+		err = first(err, enough)
+	}()
 	filler := strings.Repeat("x", 16<<10)
 	for i := 0; ; i++ {
 		if _, err := redis.Do(ctx, "SET", fmt.Sprintf("filler:%d", i), filler); err != nil {

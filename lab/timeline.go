@@ -97,7 +97,7 @@ func (p *picture) x(t int64) float64 {
 	return nameWidth + float64(t-p.from)/float64(max(p.to-p.from, 1))*(pictureWidth-nameWidth-16)
 }
 
-func (p *picture) put(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
+func (p *picture) put(format string, args ...any) { p.WriteString(fmt.Sprintf(format+"\n", args...)) }
 
 func (p *picture) bar(class string, from, to int64, y, height int, title string) {
 	x := p.x(from)

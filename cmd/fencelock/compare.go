@@ -16,10 +16,11 @@ import (
 var compareCommand = &command{
 	name:    "compare",
 	summary: "see what each backend does when things go wrong",
-	about: `Runs the same scenarios with real faults on servers that it starts itself, as local processes on 127.0.0.1, and
-prints for each backend: did two believe that they held the lock? Was a stale write let through, with and
-without a guard that compares fencing tokens? Were the tokens in order? How long before the end of the
-lease was a loss told? How long until the next one had the lock? See docs/behaviour.md.
+	about: `Runs the same scenarios with real faults on servers that it starts itself, as local processes on
+127.0.0.1, and prints for each backend: did two believe that they held the lock? Was a stale write let
+through, with and without a guard that compares fencing tokens? Were the tokens in order? How long
+before the end of the lease was a loss told? How long until the next one had the lock? See
+docs/behaviour.md.
 
 It needs the servers' programs: redis-server, etcd or Go to build it, and PostgreSQL. Linux only.
 
@@ -40,7 +41,7 @@ Examples:
 		seed := fs.Uint64("seed", 0, "`n`: of the moments at which the faults come; 0 is a random one")
 		asHTML := fs.String("html", "", "`file`: to write a page with the matrix and timelines to")
 		asJSON := fs.String("json", "", "`file`: to write all results to")
-		asMarkdown := fs.String("markdown", "", "`file`: to write the matrix to")
+		docs := fs.String("docs", "", "`directory`: to write behaviour.md and some of the timelines to")
 		list := fs.Bool("list", false, "print the scenarios and backends, and run nothing")
 		return func(ctx context.Context, c *cli, args []string) error {
 			if len(args) > 0 {
@@ -83,8 +84,13 @@ Examples:
 			for _, out := range []struct {
 				path  string
 				write func(io.Writer) error
-			}{{*asHTML, report.WriteHTML}, {*asJSON, report.WriteJSON}, {*asMarkdown, report.WriteMarkdown}} {
+			}{{*asHTML, report.WriteHTML}, {*asJSON, report.WriteJSON}} {
 				if err := writeFile(out.path, out.write); err != nil {
+					return err
+				}
+			}
+			if *docs != "" {
+				if err := report.WriteDocs(*docs); err != nil {
 					return err
 				}
 			}
