@@ -31,7 +31,8 @@ type Options struct {
 type stage struct {
 	*system
 	ttl    time.Duration
-	longer bool // the scenario lets a server grant more than was asked for
+	longer bool // as in Scenario
+	late   bool // as in Scenario
 	lanes  []*lane
 	rec    *history.Recorder // the faults
 }
@@ -78,7 +79,7 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	}
 	defer func() { err = errors.Join(err, doubles.close()) }()
 
-	s := &stage{system: sys, ttl: b.TTL, longer: sc.longer, rec: history.NewRecorder("lab", nil)}
+	s := &stage{system: sys, ttl: b.TTL, longer: sc.longer, late: sc.late, rec: history.NewRecorder("lab", nil)}
 	for i := range o.Lanes {
 		s.lanes = append(s.lanes, &lane{name: fmt.Sprintf("lane-%d", i+1), rng: rand.New(rand.NewPCG(o.Seed, uint64(i)))})
 	}
@@ -178,19 +179,17 @@ func (l *lane) open(ctx context.Context, s *stage) error {
 	return nil
 }
 
-// begin lets a lane begin its work: the holder has written, and the rival waits, when it returns.
+// begin lets a lane begin its work: the holder has written and, unless it comes late, the rival waits when it returns.
 func (l *lane) begin(ctx context.Context, s *stage) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: the lane did not begin in time"))
 	defer cancel()
-	work := worker.Work{Ask: worker.Ask{Name: l.name, TTL: s.ttl}, Think: s.ttl / 20, Writes: l.writes}
 	holding, stop := context.WithCancel(context.WithoutCancel(ctx))
 	l.stopHolder = stop
-	l.works.Go(func() { _ = l.holder.Work(holding, work) }) // what comes of it is in the history
-	if err := l.holder.AwaitEvent(ctx, isType(history.WriteAdmitted)); err != nil {
+	l.works.Go(func() { _ = l.holder.Work(holding, l.work(s)) }) // what comes of it is in the history
+	if err := l.holder.AwaitEvent(ctx, isType(history.WriteAdmitted)); err != nil || s.late {
 		return err
 	}
-	work.For = s.ttl * 3 / 2
-	l.works.Go(func() { l.insist(work) })
+	l.beginRival(s)
 	if err := l.rival.AwaitEvent(ctx, isType(history.Started)); err != nil {
 		return err
 	}
@@ -201,6 +200,18 @@ func (l *lane) begin(ctx context.Context, s *stage) error {
 		return err
 	}
 	return sleep(ctx, time.Duration(l.rng.Int64N(int64(s.ttl/3)))) // so that the fault comes at any moment between renewals
+}
+
+// work is what both do.
+func (l *lane) work(s *stage) worker.Work {
+	return worker.Work{Ask: worker.Ask{Name: l.name, TTL: s.ttl}, Think: s.ttl / 20, Writes: l.writes}
+}
+
+// beginRival lets the rival wait for the lock, and work for one and a half TTL once it has it.
+func (l *lane) beginRival(s *stage) {
+	work := l.work(s)
+	work.For = s.ttl * 3 / 2
+	l.works.Go(func() { l.insist(work) })
 }
 
 // insist does the rival's work, and asks again when it is told that the backend does not answer.

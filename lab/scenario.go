@@ -27,6 +27,7 @@ type Scenario struct {
 	on     func(b *Backend) bool                     // nil: every backend
 	before func(ctx context.Context, s *stage) error // with the processes there, and nothing begun
 	fault  func(ctx context.Context, s *stage) error
+	late   bool                       // the rival begins its work in the fault
 	longer bool                       // a server may grant more than was asked for
 	may    func(b *Backend) []Finding // beside none
 	shows  Finding                    // what at least one lane of all must show, if set
@@ -151,6 +152,11 @@ var (
 		on:   only(Redlock), fault: nodesPaused(3),
 		may: always(StaleUnfenced),
 	}
+	AcquireReplyLost = &Scenario{
+		Name: "acquire-reply-lost", Law: "L5",
+		Text: "The lock is free, the rival asks for it, and the reply that grants it is dropped.",
+		on:   hasLines, late: true, fault: acquireReplyLost,
+	}
 	ReplicaPromoted = &Scenario{
 		Name: "replica-promoted", Law: "L1",
 		Text: "The replicas are cut off before the lock is taken; then the primary is killed, and one that never saw the lock is promoted.",
@@ -193,7 +199,7 @@ var (
 func Scenarios() []*Scenario {
 	return []*Scenario{
 		HolderPaused, HolderKilled, HolderCutOff, RepliesLost, RequestsLost,
-		GrantLost, ServerPaused, ServerRestarted, ServerEmptied, Flushed, Evicted, ClockAhead, ClockBack,
+		AcquireReplyLost, GrantLost, ServerPaused, ServerRestarted, ServerEmptied, Flushed, Evicted, ClockAhead, ClockBack,
 		NodeEmptied, TwoPaused, ThreePaused, ReplicaPromoted,
 		FollowerPaused, MajorityPaused, LeaseRevoked, BackendsTerminated, StandbyPromoted,
 	}
@@ -321,6 +327,36 @@ func evicted(ctx context.Context, s *stage) (err error) {
 			return nil
 		}
 	}
+}
+
+func acquireReplyLost(ctx context.Context, s *stage) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	return s.each(func(l *lane) error {
+		l.stopHolder()
+		if err := l.holder.AwaitEvent(ctx, isType(history.ReleaseReturned)); err != nil {
+			return err
+		}
+		dropped := make(chan struct{}, len(l.lines[1].proxies))
+		for _, p := range l.lines[1].proxies {
+			hit := p.DropNextReply(nil)
+			go func() {
+				select {
+				case <-hit:
+					dropped <- struct{}{}
+				case <-ctx.Done():
+				}
+			}()
+		}
+		l.beginRival(s)
+		select {
+		case <-dropped:
+			s.rec.FaultHit(l.name)
+		case <-time.After(patience):
+			return errors.New("lab: no reply was dropped")
+		}
+		return l.rivalWrites(ctx)
+	})
 }
 
 func grantLost(ctx context.Context, s *stage) error {
