@@ -1,6 +1,6 @@
 # make         builds the command
 # make test    provides the servers, runs everything, ends with a table of what ran where
-# make docs    writes what the latest make test has shown into docs/choosing.md
+# make docs    writes what the latest make test has shown into docs/choosing.md, and what the lab shows into docs/behaviour.md
 # make lint    the linters of .golangci.yaml
 # make bench   the benchmarks of the drivers, as ratios to raw commands taken in turn in one run
 #
@@ -16,8 +16,9 @@ build:
 test: servers
 	./test.sh
 
-docs:
+docs: servers
 	./test.sh docs
+	go run ./cmd/fencelock compare --docs docs
 
 servers:
 	conformance/servers/provide.sh
