@@ -150,7 +150,8 @@ func New(ctx context.Context, from, to driver.Driver, o *Options) (driver.Driver
 	uses, looks := o.Phase.backends(old, young)
 	d.steps = uses[0]
 	if o.Phase == Both {
-		d.steps = newPair(old, young)
+		d.pair = newPair(old, young)
+		d.steps = d.pair
 	}
 	d.info = info(uses)
 	ttl := o.PhaseTTL
@@ -226,6 +227,7 @@ type steps interface {
 // migration is what every phase has; what only some backends can is added by layers.
 type migration struct {
 	steps
+	pair       *pair // the steps of phase both; nil in the others
 	old, young *backend
 	info       driver.Info
 	member     *member
@@ -265,6 +267,9 @@ func (d *migration) Info() driver.Info { return d.info }
 func (d *migration) Close() error {
 	var err error
 	d.closing.Do(func() {
+		if d.pair != nil {
+			d.pair.close()
+		}
 		d.member.close()
 		err = errors.Join(d.young.Close(), d.old.Close())
 	})

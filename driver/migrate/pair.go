@@ -15,12 +15,17 @@ import (
 // pair is the steps of phase both: the old backend first, then the new one, then the old one is told the token.
 //
 // A waiter stands in the old backend's queue. When that has served it, it holds there and takes the new lock or
-// stands in the new queue; each of its polls goes on from where it is.
+// stands in the new queue; each of its polls goes on from where it is, and so does each grant that a backend announces.
 type pair struct {
 	old, young *backend
 	queues     bool
 
+	ctx     context.Context // of what announced grants begin
+	stop    context.CancelFunc
+	pushing sync.WaitGroup
+
 	mu     sync.Mutex
+	sink   func(driver.Event)
 	owners map[string]*owner // by id
 	sweep  int               // how many there may be before those that have ended are dropped
 }
@@ -28,40 +33,92 @@ type pair struct {
 // owner is what must be known of an id between its steps.
 type owner struct {
 	request driver.Request
-	queued  bool      // stands in the new backend's queue
-	held    bool      // has been answered granted
-	ends    time.Time // when it can be forgotten
+	first   driver.Token // that the old backend gave, if it stands in the new one's queue; else 0
+	held    bool         // has been answered granted
+	ends    time.Time    // when it can be forgotten
+	push    *push
+}
+
+// push is what an announced grant has begun.
+type push struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	next   *driver.Event // came meanwhile
 }
 
 func newPair(old, young *backend) *pair {
-	return &pair{old: old, young: young, queues: old.queue != nil && young.queue != nil, owners: make(map[string]*owner)}
+	p := &pair{old: old, young: young, queues: old.queue != nil && young.queue != nil, owners: make(map[string]*owner)}
+	p.ctx, p.stop = context.WithCancel(context.Background())
+	return p
 }
 
-// note remembers an owner until its lease or queue entry would have ended.
-func (p *pair) note(r driver.Request, queued, held bool) {
+// close ends what announced grants have begun.
+func (p *pair) close() {
+	p.mu.Lock()
+	p.stop()
+	p.mu.Unlock()
+	p.pushing.Wait()
+}
+
+// note remembers an owner until its lease or queue entry would have ended. set changes what is known of it.
+func (p *pair) note(r driver.Request, set func(*owner)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
 	if len(p.owners) > p.sweep {
-		maps.DeleteFunc(p.owners, func(_ string, o *owner) bool { return now.After(o.ends) })
+		maps.DeleteFunc(p.owners, func(_ string, o *owner) bool { return o.push == nil && now.After(o.ends) })
 		p.sweep = 2*len(p.owners) + 16
 	}
-	p.owners[r.ID] = &owner{request: r, queued: queued, held: held, ends: now.Add(2 * max(r.TTL, r.Claim))}
-}
-
-func (p *pair) known(o driver.Owner) (owner, bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if o := p.owners[o.ID]; o != nil {
-		return *o, true
+	o := p.owners[r.ID]
+	if o == nil {
+		o = new(owner)
+		p.owners[r.ID] = o
 	}
-	return owner{}, false
+	o.request, o.ends = r, now.Add(2*max(r.TTL, r.Claim))
+	set(o)
 }
 
-func (p *pair) forget(id string) {
+func (o *owner) queued(first driver.Token) { o.first, o.held = first, false }
+func (o *owner) holds()                    { o.first, o.held = 0, true }
+
+// known answers what is known of an owner for which no announced grant is being worked on.
+func (p *pair) known(ctx context.Context, id string) (owner, bool, error) {
+	for {
+		p.mu.Lock()
+		o := p.owners[id]
+		if o == nil || o.push == nil {
+			defer p.mu.Unlock()
+			if o == nil {
+				return owner{}, false, nil
+			}
+			return *o, true, nil
+		}
+		done := o.push.done
+		p.mu.Unlock()
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return owner{}, false, ctx.Err()
+		}
+	}
+}
+
+// forget ends what is known of an owner, and waits for what is being done for it.
+func (p *pair) forget(ctx context.Context, id string) error {
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	o := p.owners[id]
 	delete(p.owners, id)
+	p.mu.Unlock()
+	if o == nil || o.push == nil {
+		return nil
+	}
+	o.push.cancel()
+	select {
+	case <-o.push.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // extended lets an owner be remembered for another TTL.
@@ -77,13 +134,19 @@ func (p *pair) acquire(ctx context.Context, r driver.Request) (driver.Answer, er
 	if !p.queues && (p.old.queue != nil || p.young.queue != nil) {
 		r.Wait, r.Claim = false, 0
 	}
-	before, known := p.known(r.Owner)
+	_, known, err := p.known(ctx, r.ID)
+	if err != nil {
+		return driver.Answer{}, err
+	}
+	if r.Wait && !known {
+		p.note(r, func(*owner) {}) // a grant may be announced before the reply comes
+	}
 	first, err := p.old.acquire(ctx, r)
-	if err != nil || first.State != driver.Granted {
-		if err == nil && first.State == driver.Waiting {
-			p.note(r, false, false)
-		}
+	if err != nil || first.State == driver.Waiting {
 		return first, err
+	}
+	if first.State != driver.Granted {
+		return first, p.forget(ctx, r.ID)
 	}
 	a, err := p.second(ctx, r, first)
 	switch {
@@ -96,12 +159,11 @@ func (p *pair) acquire(ctx context.Context, r driver.Request) (driver.Answer, er
 	case err != nil:
 		return driver.Answer{}, uncertain(err)
 	case a.State == driver.Granted:
-		p.note(r, false, true)
+		p.note(r, (*owner).holds)
 	case a.State == driver.Waiting:
-		p.note(r, true, before.held)
+		p.note(r, func(o *owner) { o.queued(first.Token) })
 	default:
-		p.forget(r.ID)
-		if _, err := p.old.release(ctx, r.Owner); err != nil {
+		if _, err := p.release(ctx, r.Owner); err != nil {
 			return driver.Answer{}, uncertain(err)
 		}
 	}
@@ -160,15 +222,29 @@ func (p *pair) extend(ctx context.Context, leases []driver.Extension) []driver.R
 	results := p.young.extend(ctx, leases)
 	asked.Wait()
 	for i := range results {
-		results[i] = p.both(leases[i], old[i], results[i])
+		results[i] = p.both(ctx, leases[i], old[i], results[i])
 	}
 	return results
 }
 
 // both is the outcome of an extension: gone if either is, unknown if either is.
-func (p *pair) both(e driver.Extension, old, young driver.Result) driver.Result {
+func (p *pair) both(ctx context.Context, e driver.Extension, old, young driver.Result) driver.Result {
 	gone := func(r driver.Result) bool { return r.Err == nil && r.State != driver.Granted }
 	switch {
+	case gone(young) && old.Err == nil && old.State == driver.Granted:
+		// A waiter that the old queue has served, and that has not been told to hold yet, still has its way to go.
+		o, known, err := p.known(ctx, e.ID)
+		switch {
+		case err != nil:
+			return driver.Result{Err: err}
+		case !known || o.held:
+			return driver.Result{Answer: driver.Answer{State: driver.Gone}}
+		}
+		r := p.promote(ctx, driver.Poll{Owner: e.Owner, TTL: e.TTL, Claim: o.request.Claim}, o.request, old.Answer)
+		if r.Err == nil && r.State == driver.Waiting {
+			r = driver.Result{Err: errors.New("the lease waits for the new backend")}
+		}
+		return r
 	case gone(old) || gone(young):
 		return driver.Result{Answer: driver.Answer{State: driver.Gone}}
 	case old.Err != nil && young.Err != nil:
@@ -185,19 +261,18 @@ func (p *pair) both(e driver.Extension, old, young driver.Result) driver.Result 
 
 // release undoes whatever the owner has, in reverse order.
 func (p *pair) release(ctx context.Context, o driver.Owner) (bool, error) {
-	p.forget(o.ID)
+	if err := p.forget(ctx, o.ID); err != nil {
+		return false, err
+	}
 	held, err := p.young.release(ctx, o)
 	first, failed := p.old.release(ctx, o)
-	if err == nil && failed == nil {
+	switch {
+	case err == nil && failed == nil:
 		return held || first, nil
+	case errors.Is(err, driver.ErrUnavailable) && errors.Is(failed, driver.ErrUnavailable):
+		return false, errors.Join(err, failed)
 	}
-	if err == nil || failed == nil {
-		return false, uncertain(errors.Join(err, failed))
-	}
-	if errors.Is(err, driver.ErrUnavailable) != errors.Is(failed, driver.ErrUnavailable) {
-		return false, uncertain(errors.Join(err, failed))
-	}
-	return false, errors.Join(err, failed)
+	return false, uncertain(errors.Join(err, failed))
 }
 
 func (p *pair) poll(ctx context.Context, waiters []driver.Poll) []driver.Result {
@@ -208,11 +283,15 @@ func (p *pair) poll(ctx context.Context, waiters []driver.Poll) []driver.Result 
 		if results[i].Err != nil || results[i].State != driver.Granted {
 			continue
 		}
-		if o, known := p.known(w.Owner); known && !o.queued {
+		o, known, err := p.known(ctx, w.ID)
+		switch {
+		case err != nil:
+			results[i] = driver.Result{Err: err}
+		case known && !o.held && o.first == 0:
 			results[i] = p.promote(ctx, w, o.request, results[i].Answer)
-			continue
+		default:
+			queued, polls = append(queued, i), append(polls, w)
 		}
-		queued, polls = append(queued, i), append(polls, w)
 	}
 	if len(polls) == 0 {
 		return results
@@ -228,21 +307,30 @@ func (p *pair) poll(ctx context.Context, waiters []driver.Poll) []driver.Result 
 func (p *pair) promote(ctx context.Context, w driver.Poll, r driver.Request, first driver.Answer) driver.Result {
 	r.TTL, r.Claim = w.TTL, w.Claim
 	a, err := p.second(ctx, r, first)
-	if err != nil {
+	switch {
+	case err != nil:
 		return driver.Result{Err: uncertain(err)}
-	}
-	if a.State == driver.Held {
+	case a.State == driver.Granted:
+		p.note(r, (*owner).holds)
+	case a.State == driver.Waiting:
+		p.note(r, func(o *owner) { o.queued(first.Token) })
+	default:
 		return p.gone(ctx, w.Owner)
 	}
-	p.note(r, a.State == driver.Waiting, a.State == driver.Granted)
 	return driver.Result{Answer: a}
 }
 
 // served takes the answer of the new queue about a waiter that holds the old lock.
 func (p *pair) served(ctx context.Context, w driver.Poll, first driver.Answer, second driver.Result) driver.Result {
+	o, known, err := p.known(ctx, w.ID)
 	switch {
+	case err != nil:
+		return driver.Result{Err: err}
 	case second.Err != nil:
 		return driver.Result{Err: uncertain(second.Err)}
+	case second.State == driver.Gone && !known:
+		// Another client's: its limit is not known here, so it waits for the strictest.
+		return p.promote(ctx, w, driver.Request{Owner: w.Owner, Limit: 1, Wait: true}, first)
 	case second.State == driver.Gone:
 		return p.gone(ctx, w.Owner)
 	case second.State != driver.Granted:
@@ -250,7 +338,7 @@ func (p *pair) served(ctx context.Context, w driver.Poll, first driver.Answer, s
 		return second
 	}
 	r := driver.Request{Owner: w.Owner, TTL: w.TTL, Limit: 1}
-	if o, known := p.known(w.Owner); known {
+	if known {
 		r = o.request
 	}
 	ok, err := p.settle(ctx, r, first, &second.Answer)
@@ -260,7 +348,7 @@ func (p *pair) served(ctx context.Context, w driver.Poll, first driver.Answer, s
 	if !ok {
 		return p.gone(ctx, w.Owner)
 	}
-	p.note(r, false, true)
+	p.note(r, (*owner).holds)
 	return second
 }
 
@@ -334,14 +422,81 @@ func (p *pair) forceUnlock(ctx context.Context, n driver.Name) (int, error) {
 	return max(old, young), nil
 }
 
-// notify makes of a grant that one backend announces a reason to ask: the waiter has more to do before it holds.
 func (p *pair) notify(sink func(driver.Event)) {
-	pass := func(e driver.Event) {
-		if e.Kind == driver.EventGranted {
-			e = driver.Event{Kind: driver.EventRecheck, Owner: driver.Owner{Name: e.Owner.Name}}
-		}
-		sink(e)
+	p.mu.Lock()
+	p.sink = sink
+	p.mu.Unlock()
+	p.old.notify(func(e driver.Event) { p.event(e, p.old) })
+	p.young.notify(func(e driver.Event) { p.event(e, p.young) })
+}
+
+// event passes on what a backend tells. A grant by one of them is a reason to go on to the next step.
+func (p *pair) event(e driver.Event, by *backend) {
+	if e.Kind != driver.EventGranted {
+		p.sink(e)
+		return
 	}
-	p.old.notify(pass)
-	p.young.notify(pass)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o := p.owners[e.Owner.ID]
+	switch {
+	case o == nil || o.held || o.request.Owner != e.Owner || p.ctx.Err() != nil:
+		return
+	case o.push != nil:
+		if by == p.young {
+			o.push.next = &e
+		}
+		return
+	case (by == p.young) != (o.first != 0):
+		return // not the step that it is at; its next poll will see
+	}
+	ctx, cancel := context.WithTimeout(p.ctx, o.request.Claim)
+	o.push = &push{cancel: cancel, done: make(chan struct{})}
+	p.pushing.Go(func() { p.goOn(ctx, o, e.Token) })
+}
+
+// goOn takes an owner to which a backend gave a claim with this token as far as it comes, and tells the sink if it holds
+// then. A failure is left to the owner's next poll.
+func (p *pair) goOn(ctx context.Context, o *owner, t driver.Token) {
+	p.mu.Lock()
+	r, first, self := o.request, o.first, o.push
+	p.mu.Unlock()
+	defer close(self.done)
+	defer self.cancel()
+	// What it gets is a claim.
+	r.TTL = r.Claim
+	var a driver.Answer
+	var err error
+	if first == 0 {
+		first = t
+		a, err = p.second(ctx, r, driver.Answer{Token: first, TTL: r.Claim})
+	}
+	for {
+		p.mu.Lock()
+		if self.next != nil && err == nil && a.State == driver.Waiting {
+			t, self.next, a.State = self.next.Token, nil, 0
+		}
+		p.mu.Unlock()
+		if err != nil || a.State != 0 {
+			break
+		}
+		a = driver.Answer{State: driver.Granted, Token: t, TTL: r.Claim}
+		var ok bool
+		if ok, err = p.settle(ctx, r, driver.Answer{Token: first, TTL: r.Claim}, &a); !ok && err == nil {
+			a.State = driver.Gone
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o.push = nil
+	if err != nil || p.owners[r.ID] != o {
+		return
+	}
+	switch a.State {
+	case driver.Waiting:
+		o.queued(first)
+	case driver.Granted:
+		o.holds()
+		p.sink(driver.Event{Kind: driver.EventGranted, Owner: r.Owner, Token: a.Token})
+	}
 }
