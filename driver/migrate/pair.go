@@ -152,10 +152,14 @@ func (p *pair) acquire(ctx context.Context, r driver.Request) (driver.Answer, er
 	switch {
 	case err != nil && errors.Is(err, driver.ErrUnavailable) && !known:
 		// Whoever knows that nothing is left may say so.
-		if _, failed := p.release(ctx, r.Owner); failed != nil {
+		undo := p.old.release
+		if a.State == driver.Granted {
+			undo = p.release
+		}
+		if _, failed := undo(ctx, r.Owner); failed != nil {
 			err = uncertain(err)
 		}
-		return driver.Answer{}, err
+		return driver.Answer{}, errors.Join(err, p.forget(ctx, r.ID))
 	case err != nil:
 		return driver.Answer{}, uncertain(err)
 	case a.State == driver.Granted:
@@ -173,20 +177,23 @@ func (p *pair) acquire(ctx context.Context, r driver.Request) (driver.Answer, er
 // attempts is how often the new lock is taken anew in one step because of its token.
 const attempts = 3
 
-// second takes the new lock for an owner that holds the old one.
+// second takes the new lock for an owner that holds the old one. With an error it answers granted if the new lock was.
 func (p *pair) second(ctx context.Context, r driver.Request, first driver.Answer) (driver.Answer, error) {
 	r.Floor = max(r.Floor, first.Token)
 	for range attempts {
 		a, err := p.young.acquire(ctx, r)
-		if err != nil || a.State != driver.Granted {
-			return a, err
+		if err != nil {
+			return driver.Answer{}, err
+		}
+		if a.State != driver.Granted {
+			return a, nil
 		}
 		ok, err := p.settle(ctx, r, first, &a)
 		if err != nil || ok {
 			return a, err
 		}
 		if _, err := p.young.release(ctx, r.Owner); err != nil {
-			return driver.Answer{}, err
+			return a, err
 		}
 	}
 	return driver.Answer{}, fmt.Errorf("the new backend granted no token above %v that is not in use in %d attempts", first.Token, attempts)
