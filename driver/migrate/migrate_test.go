@@ -285,11 +285,11 @@ func TestBackendDown(t *testing.T) {
 			} else {
 				f.set(errors.New("connection reset"))
 			}
-			if _, err := c.TryLock(t.Context(), "x"); !errors.Is(err, want) || errors.Is(err, fencelock.ErrHeld) {
+			if _, err := c.TryLock(t.Context(), "x", fencelock.TTL(time.Second)); !errors.Is(err, want) || errors.Is(err, fencelock.ErrHeld) {
 				t.Fatalf("TryLock while the %s backend is down: got %v, want %v (L8)", which, err, want)
 			}
 			f.set(nil)
-			l, err := c.Lock(t.Context(), "x") // also waits for what the client still has to clean up
+			l, err := c.Lock(t.Context(), "x", fencelock.TTL(time.Second)) // also waits for what the client still has to clean up
 			if err != nil {
 				t.Fatalf("Lock after the %s backend came back: got %v, want nil (L7)", which, err)
 			}

@@ -313,20 +313,26 @@ func move(ctx context.Context, from, to driver.Driver, by int) (Phase, error) {
 		return undo(err)
 	}
 	var passed driver.Token
+	last := "" // what was waited for
 	for {
 		waits, err := o.waits(ctx, target, &passed)
-		if err == nil && waits == "" {
-			break
-		}
-		if err == nil {
+		switch {
+		case err == nil && waits == "":
+		case err == nil && ctx.Err() == nil:
+			last = waits
 			select {
 			case <-time.After(look):
-				continue
 			case <-ctx.Done():
-				err = fmt.Errorf("%w while waiting for %s", ctx.Err(), waits)
 			}
+			continue
+		case ctx.Err() != nil && last != "":
+			return undo(fmt.Errorf("%w while waiting for %s", ctx.Err(), last))
+		case err == nil:
+			return undo(ctx.Err())
+		default:
+			return undo(err)
 		}
-		return undo(err)
+		break
 	}
 	for _, r := range before.records {
 		for _, b := range []*backend{o.old, o.young} {
