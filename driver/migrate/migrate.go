@@ -428,6 +428,7 @@ const prefix = "fencelock.migrate/"
 var (
 	phaseName = driver.Name{Kind: driver.KindPermit, Name: prefix + "phase"} // of phase leases
 	clockName = driver.Name{Kind: driver.KindLock, Name: prefix + "clock"}   // its tokens tell the server's clock
+	floorName = driver.Name{Kind: driver.KindLock, Name: prefix + "floor"}   // makes tokens follow the clock
 	highName  = driver.Name{Kind: driver.KindLock, Name: prefix + "high"}    // its last token is not below those that ran ahead
 )
 
