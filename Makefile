@@ -32,6 +32,7 @@ bench: servers
 	go test -run '^$$' -bench Waiters -benchtime 3x ./driver/etcd
 	go test -run '^$$' -bench 'Uncontended|Handover' -benchtime 2000x ./driver/postgres
 	go test -run '^$$' -bench Extensions -benchtime 3x ./driver/postgres
+	go test -run '^$$' -bench Both -benchtime 500x ./driver/migrate
 	go test -run '^$$' -bench . -benchtime 3x .
 
 lint: $(GOLANGCI)

@@ -104,11 +104,17 @@ func (b *backend) forceUnlock(ctx context.Context, n driver.Name) (int, error) {
 
 func (b *backend) notify(sink func(driver.Event)) { b.notifier.Notify(sink) }
 
-// ahead is how far a token may run ahead of the server's clock without being noted (T4).
-const ahead = time.Second
+// ahead is how far a token may run ahead of the client's clock without being noted.
+const ahead = 100 * time.Millisecond
 
-// highMark notes tokens that run ahead of the clock: in phases from and to nobody tells them to the other backend,
-// whose own clock must pass them before the clients of this phase have no neighbour any more.
+// greatest answers a token that is not less than any that clients of phase from or to have got from the backend.
+func greatest(ctx context.Context, b *backend) (driver.Token, error) {
+	t, err := b.nextToken(ctx, highName, 0)
+	return t + driver.Token(ahead/time.Microsecond), err
+}
+
+// highMark notes tokens that run ahead of the clock: in phases from and to nobody tells them to the other backend, whose
+// next clients ask for them.
 type highMark struct {
 	single bool
 	mu     sync.Mutex

@@ -32,7 +32,7 @@ func onMemory(phase migrate.Phase) conformance.Harness {
 			conformance.Wired:     "nothing is sent",
 			conformance.Server:    "there is none",
 			conformance.Requests:  "nothing is sent",
-			conformance.Leftovers: "the stores show nothing; TestNothingIsLeft looks at them",
+			conformance.Leftovers: "the stores show nothing; TestBackendDown, TestCancelledInBoth and TestModel look at them",
 		},
 	}
 }

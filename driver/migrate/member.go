@@ -31,6 +31,7 @@ type member struct {
 	clock *leaseclock.Clock
 
 	until atomic.Int64  // V of the phase lease; 0: none
+	floor atomic.Uint64 // not less than any token of the other backend
 	busy  chan struct{} // of capacity 1: held by who joins or renews
 	owner driver.Owner  // guarded by busy
 	ended bool          // guarded by busy
@@ -92,6 +93,14 @@ func (m *member) join(ctx context.Context) error {
 	})
 	if err == nil {
 		err = m.phase.alone(ctx, m.looks)
+	}
+	// Clients that are gone by now, and whom nobody in phase both has followed, may have been ahead of this backend's clock.
+	for _, b := range m.looks {
+		var most driver.Token
+		if err == nil {
+			most, err = greatest(ctx, b)
+			m.floor.Store(max(m.floor.Load(), uint64(most)))
+		}
 	}
 	if err != nil {
 		m.leave(ctx)

@@ -287,6 +287,7 @@ func (d *migration) Lock(ctx context.Context, r driver.Request) (driver.Answer, 
 		// Nothing was sent for this owner.
 		return driver.Answer{}, driver.Unavailable(err)
 	}
+	r.Floor = max(r.Floor, driver.Token(d.member.floor.Load()))
 	a, err := d.acquire(ctx, r)
 	if err != nil || a.State != driver.Granted {
 		return a, err
@@ -352,7 +353,7 @@ func (d *migration) NextToken(ctx context.Context, n driver.Name, floor driver.T
 	if err != nil {
 		return 0, driver.Unavailable(err)
 	}
-	t, err := d.nextToken(ctx, n, floor)
+	t, err := d.nextToken(ctx, n, max(floor, driver.Token(d.member.floor.Load())))
 	if err == nil {
 		err = d.high.note(ctx, d.steps, t)
 	}

@@ -66,7 +66,7 @@ type Step struct {
 	Target Phase
 
 	// Safe says that no client two phases away is live. The step may still wait for a backend's clock, usually
-	// about a second.
+	// a tenth of a second.
 	Safe bool
 
 	// Waits says what it waits for, empty if it is safe.
@@ -103,8 +103,11 @@ func Rollback(ctx context.Context, from, to driver.Driver) (Phase, error) {
 // clients.
 const recordTTL = maxTTL
 
-// look is the time between two looks of an operation that waits.
-const look = 100 * time.Millisecond
+// An operation that waits looks again after these times, the latter after a while.
+const (
+	firstLook = 50 * time.Millisecond
+	laterLook = time.Second
+)
 
 type operator struct{ old, young *backend }
 
@@ -273,20 +276,6 @@ func (o *operator) waits(ctx context.Context, target Phase, passed *driver.Token
 	return "", nil
 }
 
-// greatest answers a token that is not less than any the backend has given.
-func greatest(ctx context.Context, b *backend) (driver.Token, error) {
-	most, err := b.nextToken(ctx, highName, 0)
-	if err != nil {
-		return 0, err
-	}
-	most += driver.Token(ahead / time.Microsecond)
-	err = b.list(ctx, driver.Name{}, func(h driver.Holding) bool {
-		most = max(most, h.Token)
-		return true
-	})
-	return most, err
-}
-
 // move takes a step.
 func move(ctx context.Context, from, to driver.Driver, by int) (Phase, error) {
 	o, err := newOperator(from, to)
@@ -321,14 +310,14 @@ func move(ctx context.Context, from, to driver.Driver, by int) (Phase, error) {
 	}
 	var passed driver.Token
 	last := "" // what was waited for
-	for {
+	for pause := firstLook; ; pause = min(2*pause, laterLook) {
 		waits, err := o.waits(ctx, target, &passed)
 		switch {
 		case err == nil && waits == "":
 		case err == nil && ctx.Err() == nil:
 			last = waits
 			select {
-			case <-time.After(look):
+			case <-time.After(pause):
 			case <-ctx.Done():
 			}
 			continue

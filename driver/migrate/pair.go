@@ -36,14 +36,15 @@ type owner struct {
 	first   driver.Token // that the old backend gave, if it stands in the new one's queue; else 0
 	held    bool         // has been answered granted
 	ends    time.Time    // when it can be forgotten
-	push    *push
+	work    *work        // that takes it a step further; one at a time
+	ended   bool         // its release has begun: it goes no further
 }
 
-// push is what an announced grant has begun.
-type push struct {
+// work is under way for an owner.
+type work struct {
 	cancel context.CancelFunc
 	done   chan struct{}
-	next   *driver.Event // came meanwhile
+	missed bool // a grant was announced meanwhile
 }
 
 func newPair(old, young *backend) *pair {
@@ -66,7 +67,7 @@ func (p *pair) note(r driver.Request, set func(*owner)) {
 	defer p.mu.Unlock()
 	now := time.Now()
 	if len(p.owners) > p.sweep {
-		maps.DeleteFunc(p.owners, func(_ string, o *owner) bool { return o.push == nil && now.After(o.ends) })
+		maps.DeleteFunc(p.owners, func(_ string, o *owner) bool { return o.work == nil && now.After(o.ends) })
 		p.sweep = 2*len(p.owners) + 16
 	}
 	o := p.owners[r.ID]
@@ -81,44 +82,66 @@ func (p *pair) note(r driver.Request, set func(*owner)) {
 func (o *owner) queued(first driver.Token) { o.first, o.held = first, false }
 func (o *owner) holds()                    { o.first, o.held = 0, true }
 
-// known answers what is known of an owner for which no announced grant is being worked on.
-func (p *pair) known(ctx context.Context, id string) (owner, bool, error) {
+// lookup answers what is known of an id, nil if nothing is.
+func (p *pair) lookup(id string) *owner {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.owners[id]
+}
+
+var errEnded = errors.New("the owner has been released")
+
+// begin waits for the work on an owner and begins another, for as long as the context that it answers lives. It fails
+// with errEnded when the owner's release has begun.
+func (p *pair) begin(ctx context.Context, o *owner) (context.Context, owner, error) {
 	for {
 		p.mu.Lock()
-		o := p.owners[id]
-		if o == nil || o.push == nil {
+		w := o.work
+		switch {
+		case o.ended:
+			p.mu.Unlock()
+			return nil, owner{}, errEnded
+		case w == nil:
 			defer p.mu.Unlock()
-			if o == nil {
-				return owner{}, false, nil
-			}
-			return *o, true, nil
+			ctx := o.begin(ctx)
+			return ctx, *o, nil
 		}
-		done := o.push.done
 		p.mu.Unlock()
 		select {
-		case <-done:
+		case <-w.done:
 		case <-ctx.Done():
-			return owner{}, false, ctx.Err()
+			return nil, owner{}, ctx.Err()
 		}
 	}
 }
 
-// forget ends what is known of an owner, and waits for what is being done for it.
-func (p *pair) forget(ctx context.Context, id string) error {
+// begin notes the work. p.mu is held, as in end.
+func (o *owner) begin(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	o.work = &work{cancel: cancel, done: make(chan struct{})}
+	return ctx
+}
+
+// end ends the work on an owner.
+func (p *pair) end(o *owner) {
 	p.mu.Lock()
-	o := p.owners[id]
-	delete(p.owners, id)
-	p.mu.Unlock()
-	if o == nil || o.push == nil {
-		return nil
+	defer p.mu.Unlock()
+	p.endLocked(o)
+}
+
+func (p *pair) endLocked(o *owner) {
+	w := o.work
+	o.work = nil
+	w.cancel()
+	close(w.done)
+	if w.missed && !o.held && !o.ended {
+		p.recheck(o.request.Name)
 	}
-	o.push.cancel()
-	select {
-	case <-o.push.done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+}
+
+// recheck makes all waiters for a name ask. p.mu is held.
+func (p *pair) recheck(n driver.Name) {
+	p.sink(driver.Event{Kind: driver.EventRecheck, Owner: driver.Owner{Name: n}})
 }
 
 // extended lets an owner be remembered for another TTL.
@@ -130,14 +153,17 @@ func (p *pair) extended(id string, ttl time.Duration) {
 	}
 }
 
+func (p *pair) forget(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.owners, id)
+}
+
 func (p *pair) acquire(ctx context.Context, r driver.Request) (driver.Answer, error) {
 	if !p.queues && (p.old.queue != nil || p.young.queue != nil) {
 		r.Wait, r.Claim = false, 0
 	}
-	_, known, err := p.known(ctx, r.ID)
-	if err != nil {
-		return driver.Answer{}, err
-	}
+	known := p.lookup(r.ID) != nil
 	if r.Wait && !known {
 		p.note(r, func(*owner) {}) // a grant may be announced before the reply comes
 	}
@@ -146,7 +172,8 @@ func (p *pair) acquire(ctx context.Context, r driver.Request) (driver.Answer, er
 		return first, err
 	}
 	if first.State != driver.Granted {
-		return first, p.forget(ctx, r.ID)
+		p.forget(r.ID)
+		return first, nil
 	}
 	a, err := p.second(ctx, r, first)
 	switch {
@@ -159,7 +186,8 @@ func (p *pair) acquire(ctx context.Context, r driver.Request) (driver.Answer, er
 		if _, failed := undo(ctx, r.Owner); failed != nil {
 			err = uncertain(err)
 		}
-		return driver.Answer{}, errors.Join(err, p.forget(ctx, r.ID))
+		p.forget(r.ID)
+		return driver.Answer{}, err
 	case err != nil:
 		return driver.Answer{}, uncertain(err)
 	case a.State == driver.Granted:
@@ -240,14 +268,22 @@ func (p *pair) both(ctx context.Context, e driver.Extension, old, young driver.R
 	switch {
 	case gone(young) && old.Err == nil && old.State == driver.Granted:
 		// A waiter that the old queue has served, and that has not been told to hold yet, still has its way to go.
-		o, known, err := p.known(ctx, e.ID)
-		switch {
-		case err != nil:
-			return driver.Result{Err: err}
-		case !known || o.held:
+		o := p.lookup(e.ID)
+		if o == nil {
 			return driver.Result{Answer: driver.Answer{State: driver.Gone}}
 		}
-		r := p.promote(ctx, driver.Poll{Owner: e.Owner, TTL: e.TTL, Claim: o.request.Claim}, o.request, old.Answer)
+		ctx, now, err := p.begin(ctx, o)
+		if errors.Is(err, errEnded) {
+			return driver.Result{Answer: driver.Answer{State: driver.Gone}}
+		}
+		if err != nil {
+			return driver.Result{Err: err}
+		}
+		defer p.end(o)
+		if now.held {
+			return driver.Result{Answer: driver.Answer{State: driver.Gone}}
+		}
+		r := p.promote(ctx, driver.Poll{Owner: e.Owner, TTL: e.TTL, Claim: now.request.Claim}, now.request, old.Answer)
 		if r.Err == nil && r.State == driver.Waiting {
 			r = driver.Result{Err: errors.New("the lease waits for the new backend")}
 		}
@@ -268,9 +304,30 @@ func (p *pair) both(ctx context.Context, e driver.Extension, old, young driver.R
 
 // release undoes whatever the owner has, in reverse order.
 func (p *pair) release(ctx context.Context, o driver.Owner) (bool, error) {
-	if err := p.forget(ctx, o.ID); err != nil {
-		return false, err
+	p.mu.Lock()
+	known := p.owners[o.ID]
+	var under *work
+	if known != nil {
+		known.ended = true
+		if under = known.work; under != nil {
+			under.cancel()
+		}
 	}
+	p.mu.Unlock()
+	if under != nil {
+		select {
+		case <-under.done:
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
+	}
+	// Until the end it is known, so that a poll that passes the release takes nothing for it.
+	defer p.forget(o.ID)
+	return p.undo(ctx, o)
+}
+
+// undo gives back what there is on both backends, in reverse order.
+func (p *pair) undo(ctx context.Context, o driver.Owner) (bool, error) {
 	held, err := p.young.release(ctx, o)
 	first, failed := p.old.release(ctx, o)
 	switch {
@@ -283,6 +340,10 @@ func (p *pair) release(ctx context.Context, o driver.Owner) (bool, error) {
 }
 
 func (p *pair) poll(ctx context.Context, waiters []driver.Poll) []driver.Result {
+	owners := make([]*owner, len(waiters))
+	for i, w := range waiters {
+		owners[i] = p.lookup(w.ID)
+	}
 	results := p.old.poll(ctx, waiters)
 	var queued []int // places of those that stand in the new queue
 	var polls []driver.Poll
@@ -290,22 +351,31 @@ func (p *pair) poll(ctx context.Context, waiters []driver.Poll) []driver.Result 
 		if results[i].Err != nil || results[i].State != driver.Granted {
 			continue
 		}
-		o, known, err := p.known(ctx, w.ID)
+		o := owners[i]
+		if o == nil {
+			queued, polls = append(queued, i), append(polls, w)
+			continue
+		}
+		ctx, now, err := p.begin(ctx, o)
 		switch {
+		case errors.Is(err, errEnded):
+			results[i] = driver.Result{Answer: driver.Answer{State: driver.Gone}}
 		case err != nil:
 			results[i] = driver.Result{Err: err}
-		case known && !o.held && o.first == 0:
-			results[i] = p.promote(ctx, w, o.request, results[i].Answer)
-		default:
+		case now.held || now.first != 0:
+			defer p.end(o)
 			queued, polls = append(queued, i), append(polls, w)
+		default:
+			results[i] = p.promote(ctx, w, now.request, results[i].Answer)
+			p.end(o)
 		}
 	}
 	if len(polls) == 0 {
 		return results
 	}
 	for k, second := range p.young.poll(ctx, polls) {
-		first := &results[queued[k]]
-		*first = p.served(ctx, polls[k], first.Answer, second)
+		i := queued[k]
+		results[i] = p.served(ctx, polls[k], owners[i], results[i].Answer, second)
 	}
 	return results
 }
@@ -327,16 +397,13 @@ func (p *pair) promote(ctx context.Context, w driver.Poll, r driver.Request, fir
 	return driver.Result{Answer: a}
 }
 
-// served takes the answer of the new queue about a waiter that holds the old lock.
-func (p *pair) served(ctx context.Context, w driver.Poll, first driver.Answer, second driver.Result) driver.Result {
-	o, known, err := p.known(ctx, w.ID)
+// served takes the answer of the new queue about a waiter that holds the old lock. o is nil if it is another client's.
+func (p *pair) served(ctx context.Context, w driver.Poll, o *owner, first driver.Answer, second driver.Result) driver.Result {
 	switch {
-	case err != nil:
-		return driver.Result{Err: err}
 	case second.Err != nil:
 		return driver.Result{Err: uncertain(second.Err)}
-	case second.State == driver.Gone && !known:
-		// Another client's: its limit is not known here, so it waits for the strictest.
+	case second.State == driver.Gone && o == nil:
+		// Its limit is not known here, so it waits for the strictest.
 		return p.promote(ctx, w, driver.Request{Owner: w.Owner, Limit: 1, Wait: true}, first)
 	case second.State == driver.Gone:
 		return p.gone(ctx, w.Owner)
@@ -345,8 +412,10 @@ func (p *pair) served(ctx context.Context, w driver.Poll, first driver.Answer, s
 		return second
 	}
 	r := driver.Request{Owner: w.Owner, TTL: w.TTL, Limit: 1}
-	if known {
+	if o != nil {
+		p.mu.Lock()
 		r = o.request
+		p.mu.Unlock()
 	}
 	ok, err := p.settle(ctx, r, first, &second.Answer)
 	if err != nil {
@@ -361,9 +430,10 @@ func (p *pair) served(ctx context.Context, w driver.Poll, first driver.Answer, s
 
 // gone takes away what is left of a waiter: it must queue anew, with another id.
 func (p *pair) gone(ctx context.Context, o driver.Owner) driver.Result {
-	if _, err := p.release(ctx, o); err != nil {
+	if _, err := p.undo(ctx, o); err != nil {
 		return driver.Result{Err: uncertain(err)}
 	}
+	p.forget(o.ID)
 	return driver.Result{Answer: driver.Answer{State: driver.Gone}}
 }
 
@@ -447,62 +517,45 @@ func (p *pair) event(e driver.Event, by *backend) {
 	defer p.mu.Unlock()
 	o := p.owners[e.Owner.ID]
 	switch {
-	case o == nil || o.held || o.request.Owner != e.Owner || p.ctx.Err() != nil:
-		return
-	case o.push != nil:
-		if by == p.young {
-			o.push.next = &e
-		}
-		return
+	case o == nil || o.held || o.ended || o.request.Owner != e.Owner || p.ctx.Err() != nil:
+	case o.work != nil:
+		o.work.missed = true
 	case (by == p.young) != (o.first != 0):
-		return // not the step that it is at; its next poll will see
+		p.recheck(e.Owner.Name) // the reply that tells where it stands is still on its way
+	default:
+		now := *o
+		ctx, cancel := context.WithTimeout(p.ctx, now.request.Claim)
+		ctx = o.begin(ctx)
+		p.pushing.Go(func() {
+			defer cancel()
+			p.goOn(ctx, o, now, e.Token)
+		})
 	}
-	ctx, cancel := context.WithTimeout(p.ctx, o.request.Claim)
-	o.push = &push{cancel: cancel, done: make(chan struct{})}
-	p.pushing.Go(func() { p.goOn(ctx, o, e.Token) })
 }
 
 // goOn takes an owner to which a backend gave a claim with this token as far as it comes, and tells the sink if it holds
 // then. A failure is left to the owner's next poll.
-func (p *pair) goOn(ctx context.Context, o *owner, t driver.Token) {
-	p.mu.Lock()
-	r, first, self := o.request, o.first, o.push
-	p.mu.Unlock()
-	defer close(self.done)
-	defer self.cancel()
-	// What it gets is a claim.
-	r.TTL = r.Claim
+func (p *pair) goOn(ctx context.Context, o *owner, now owner, t driver.Token) {
+	r := now.request
+	r.TTL = r.Claim // what it gets is a claim
 	var a driver.Answer
 	var err error
-	if first == 0 {
-		first = t
-		a, err = p.second(ctx, r, driver.Answer{Token: first, TTL: r.Claim})
-	}
-	for {
-		p.mu.Lock()
-		if self.next != nil && err == nil && a.State == driver.Waiting {
-			t, self.next, a.State = self.next.Token, nil, 0
-		}
-		p.mu.Unlock()
-		if err != nil || a.State != 0 {
-			break
-		}
+	if now.first == 0 {
+		a, err = p.second(ctx, r, driver.Answer{Token: t, TTL: r.Claim})
+	} else {
 		a = driver.Answer{State: driver.Granted, Token: t, TTL: r.Claim}
-		var ok bool
-		if ok, err = p.settle(ctx, r, driver.Answer{Token: first, TTL: r.Claim}, &a); !ok && err == nil {
-			a.State = driver.Gone
+		if ok, failed := p.settle(ctx, r, driver.Answer{Token: now.first, TTL: r.Claim}, &a); !ok {
+			a.State, err = driver.Gone, failed
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	o.push = nil
-	if err != nil || p.owners[r.ID] != o {
-		return
-	}
-	switch a.State {
-	case driver.Waiting:
-		o.queued(first)
-	case driver.Granted:
+	defer p.endLocked(o)
+	switch {
+	case err != nil || o.ended:
+	case a.State == driver.Waiting:
+		o.queued(t)
+	case a.State == driver.Granted:
 		o.holds()
 		p.sink(driver.Event{Kind: driver.EventGranted, Owner: r.Owner, Token: a.Token})
 	}
