@@ -35,6 +35,7 @@ bench: servers
 	go test -run '^$$' -bench Extensions -benchtime 3x ./driver/postgres
 	go test -run '^$$' -bench 'Pair|Crowd' -benchtime 9x ./driver/redlock
 	go test -run '^$$' -bench OneStopped -benchtime 1000x ./driver/redlock
+	go test -run '^$$' -bench Both -benchtime 500x ./driver/migrate
 	go test -run '^$$' -bench . -benchtime 3x .
 
 lint: $(GOLANGCI)

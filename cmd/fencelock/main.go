@@ -15,6 +15,7 @@ import (
 	_ "github.com/fencelock/fencelock/driver/file"
 	_ "github.com/fencelock/fencelock/driver/goredis"
 	_ "github.com/fencelock/fencelock/driver/memory"
+	_ "github.com/fencelock/fencelock/driver/migrate"
 	_ "github.com/fencelock/fencelock/driver/postgres"
 	_ "github.com/fencelock/fencelock/driver/redlock"
 	_ "github.com/fencelock/fencelock/driver/rueidis"
