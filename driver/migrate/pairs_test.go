@@ -187,7 +187,7 @@ func TestServerLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		l, err := c.TryLock(t.Context(), "x", fencelock.TTL(time.Second))
+		l, err := c.TryLock(t.Context(), "x", fencelock.TTL(3*time.Second))
 		if err != nil {
 			t.Fatal(err)
 		}
