@@ -32,7 +32,7 @@ const (
 // while the migration goes on and back. It checks L1, S1, T1 and T2 of what is believed.
 func TestModel(t *testing.T) {
 	acquired := 0
-	for range 20 {
+	for range 10 {
 		seed := mathrand.Uint64()
 		wrong, n := runModel(t, seed, none)
 		if wrong != "" {
@@ -41,8 +41,8 @@ func TestModel(t *testing.T) {
 		acquired += n
 	}
 	t.Logf("%d acquisitions", acquired)
-	if acquired < 2000 {
-		t.Fatalf("acquisitions: got %d, want thousands, or the run is void", acquired)
+	if acquired < 1000 {
+		t.Fatalf("acquisitions: got %d, want more than a thousand, or the run is void", acquired)
 	}
 }
 
