@@ -24,6 +24,11 @@ var pictured = []struct {
 	{StandbyPromoted, Postgres, "An asynchronous standby that never saw the lock is promoted."},
 }
 
+// pictureOf is the file of a picture.
+func pictureOf(sc *Scenario, b *Backend) string {
+	return "behaviour-" + sc.Name + "-" + b.Name + ".svg"
+}
+
 // WriteDocs writes behaviour.md and the pictures in it into a directory.
 func (r *Report) WriteDocs(dir string) error {
 	var b strings.Builder
@@ -51,7 +56,7 @@ How to use the same scenarios in tests of your own code: package [lab](https://p
 		if err := r.Results[i].Telling(1)[0].WriteTimeline(&svg, title); err != nil {
 			return err
 		}
-		name := "behaviour-" + p.scenario.Name + "-" + p.backend.Name + ".svg"
+		name := pictureOf(p.scenario, p.backend)
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(svg.String()), 0o644); err != nil {
 			return err
 		}
