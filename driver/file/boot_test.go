@@ -85,8 +85,8 @@ func TestPowerFailure(t *testing.T) {
 		for range 40 {
 			n := names[random.IntN(len(names))]
 			floor := driver.Token(0)
-			if random.IntN(25) == 0 {
-				floor = driver.Token(clock.token.Load() + random.Int64N(2e6))
+			if random.IntN(25) == 0 { // after a clock that was set back, tokens follow the base
+				floor = max(driver.Token(clock.token.Load()), d.boots.base) + driver.Token(random.Int64N(2e6))
 			}
 			before, _ := os.Stat(d.path(n))
 			token, err := d.NextToken(t.Context(), n, floor)
@@ -140,7 +140,7 @@ func TestPowerFailure(t *testing.T) {
 		}
 		clock.lease.Store(0)
 	}
-	if flushes == 0 || flushes > steps/2 {
+	if flushes == 0 || flushes > steps*3/4 {
 		t.Fatalf("flushed states: got %d of %d, want some, for tokens ahead of the clock, not most", flushes, steps)
 	}
 }
