@@ -108,6 +108,26 @@ type Wire interface {
 	DropNextReply(*servers.DropOptions) <-chan struct{}
 }
 
+// StepsOnly makes a wire that tells replies to steps from those to whatever else a client asks, such as who the server is:
+// DropNextReply waits for a request with the text unless its options name another one.
+func StepsOnly(w Wire, text string) Wire { return stepsOnly{w, text} }
+
+type stepsOnly struct {
+	Wire
+	text string
+}
+
+func (w stepsOnly) DropNextReply(o *servers.DropOptions) <-chan struct{} {
+	var all servers.DropOptions
+	if o != nil {
+		all = *o
+	}
+	if all.RequestWith == "" {
+		all.RequestWith = w.text
+	}
+	return w.Wire.DropNextReply(&all)
+}
+
 // Need is what a test cannot do without.
 type Need string
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"time"
 	"unsafe"
@@ -17,8 +18,13 @@ func dieWithParent(cmd *exec.Cmd) {
 
 func signalStop(p *os.Process) error { return p.Signal(syscall.SIGSTOP) }
 
-// stopMyself returns when the process goes on.
-func stopMyself() { _ = syscall.Kill(os.Getpid(), syscall.SIGSTOP) }
+// stopMyself returns when the process goes on. The signal is sent to the thread that sends it, which then stops before
+// it does anything else; a signal to the process may be taken by another thread, a moment later.
+func stopMyself() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	_ = syscall.Tgkill(os.Getpid(), syscall.Gettid(), syscall.SIGSTOP)
+}
 
 // awaitStopped waits until the kernel reports that all threads of a child have stopped.
 func awaitStopped(p *os.Process, exited <-chan struct{}) error {

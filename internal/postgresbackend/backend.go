@@ -95,7 +95,7 @@ func backend(s *server, used *pools) *conformance.Backend {
 				t.Fatalf("NewProxy: got %v, want nil", err)
 			}
 			t.Cleanup(func() { p.Close() })
-			return connect(t, url(p.Addr()), namespace, nil), wire{p}
+			return connect(t, url(p.Addr()), namespace, nil), conformance.StepsOnly(p, `"fencelock".`)
 		},
 		Requests: func(t testing.TB) int {
 			// To clear up is not about a lock; a driver does so at any time.
@@ -130,20 +130,6 @@ func (s *server) ask(t testing.TB, query string, args ...any) []string {
 		t.Fatalf("question to the server: got %v, want an answer", err)
 	}
 	return all
-}
-
-// wire is a proxy that tells replies to steps from those to what the pool and the wake-ups do besides.
-type wire struct{ *servers.Proxy }
-
-func (w wire) DropNextReply(o *servers.DropOptions) <-chan struct{} {
-	var all servers.DropOptions
-	if o != nil {
-		all = *o
-	}
-	if all.RequestWith == "" {
-		all.RequestWith = `"fencelock".`
-	}
-	return w.Proxy.DropNextReply(&all)
 }
 
 // pools are some that wait for their next driver.

@@ -183,7 +183,7 @@ func (b Driver) backend(s servers.Server) *conformance.Backend {
 				t.Fatalf("NewProxy: got %v, want nil", err)
 			}
 			t.Cleanup(func() { proxy.Close() })
-			return connect(t, proxy.Addr()), proxy
+			return connect(t, proxy.Addr()), conformance.StepsOnly(proxy, namespace+":")
 		},
 		Server: s,
 		Requests: func(t testing.TB) int {

@@ -151,7 +151,7 @@ func backend(m Masters) *conformance.Backend {
 				t.Cleanup(func() { p.Close() })
 				w, addrs = append(w, p), append(addrs, p.Addr())
 			}
-			return Driver(t, addrs, options), w
+			return Driver(t, addrs, options), conformance.StepsOnly(w, namespace+":")
 		},
 		Server: all(m),
 		// A request goes to each of them.
