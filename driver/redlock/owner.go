@@ -124,7 +124,7 @@ func (d *Driver) refill() {
 	for _, o := range d.owners {
 		if o.valid > now && !o.over.Load() {
 			byKind[o.Name.Kind] = append(byKind[o.Name.Kind], &extension{owner: o, keys: d.keys(o.Name),
-				token: make(map[driver.Token]int), Extension: driver.Extension{Owner: o.Owner, TTL: time.Millisecond}})
+				Extension: driver.Extension{Owner: o.Owner, TTL: time.Millisecond}})
 		}
 	}
 	d.mu.Unlock()
