@@ -72,9 +72,13 @@ type reply struct {
 }
 
 func (a *ask) finish(r reply) {
-	if a.state.Swap(finished) != finished {
-		a.done(r)
+	if a.state.Swap(finished) == finished {
+		return
 	}
+	if a.owner != nil && r.err != nil && !r.sure {
+		a.owner.unsure[r.node.index].Store(true) // also if nobody waits for the reply
+	}
+	a.done(r)
 }
 
 func (a *ask) isVoid() bool {

@@ -1,6 +1,10 @@
 package redlock
 
 import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -8,22 +12,78 @@ import (
 	"github.com/fencelock/fencelock/driver/internal/redislua"
 )
 
-// newTestDriver makes a driver of three nodes without clients: nothing can be sent.
-func newTestDriver(t *testing.T) *Driver {
+type client = redislua.Client
+
+// fakeNode is a node whose answers a test makes up.
+type fakeNode struct {
+	client // nil: what is not below is never asked
+	name   string
+	info   func()                                     // called before it says who it is
+	eval   func(args []string) (reply any, err error) // of one script; nil grants whatever is asked for
+}
+
+func (n *fakeNode) Name() string            { return n.name }
+func (n *fakeNode) Client() redislua.Client { return n }
+
+func (n *fakeNode) Info(_ context.Context, _ string, each func(string)) error {
+	if n.info != nil {
+		n.info()
+	}
+	each("run_id:" + strings.Repeat(n.name, 40) + "\r\nrole:master\r\nuptime_in_seconds:1\r\n")
+	return nil
+}
+
+func (n *fakeNode) Eval(_ context.Context, c *redislua.Call) {
+	args := c.Args.Strings()
+	c.Sent = 1
+	switch {
+	case n.eval != nil:
+		c.Reply, c.Err = n.eval(args)
+	case len(args) >= 7: // acquire
+		c.Reply = []any{int64(mine), args[3], args[5], ""}
+	default: // release
+		c.Reply = int64(1)
+	}
+}
+
+func (n *fakeNode) EvalAll(ctx context.Context, calls []*redislua.Call) {
+	for _, c := range calls {
+		n.Eval(ctx, c)
+	}
+}
+
+// newTestDriver makes a driver of three nodes, a, b and c.
+func newTestDriver(t *testing.T, timeout time.Duration) (*Driver, []*fakeNode) {
 	t.Helper()
-	d, err := New([]Node{testNode{}, testNode{}, testNode{}}, nil)
+	fakes := []*fakeNode{{name: "a"}, {name: "b"}, {name: "c"}}
+	var nodes []Node
+	for _, f := range fakes {
+		nodes = append(nodes, f)
+	}
+	d, err := New(nodes, &Options{NodeTimeout: timeout})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.Close() })
-	return d
+	return d, fakes
+}
+
+const testPatience = 30 * time.Second
+
+func within[T any](t *testing.T, what string, c <-chan T) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(testPatience):
+		t.Fatalf("%s: not within %v", what, testPatience)
+	}
 }
 
 // TestFullQueueWhileIdentified: a node whose queue is full of releases is looked through while another goroutine notes
 // who the node is, and neither waits for the other.
 func TestFullQueueWhileIdentified(t *testing.T) {
 	t.Parallel()
-	d := newTestDriver(t)
+	d, _ := newTestDriver(t, 0)
 	n := d.nodes[0]
 	n.working = true // so that nothing is sent
 	o := &owner{Owner: driver.Owner{ID: "A"}}
@@ -39,15 +99,87 @@ func TestFullQueueWhileIdentified(t *testing.T) {
 	}()
 	select {
 	case <-pushed:
-	case <-time.After(30 * time.Second):
+	case <-time.After(testPatience):
 		t.Error("push to a full queue with the driver locked: got a wait, want none")
 	}
 	d.mu.Unlock()
 	<-pushed
 }
 
-// testNode is a node that is never asked anything.
-type testNode struct{}
+// TestLateAcquire: a node that hangs until after the release may still grant what it was sent before. Nobody waited for
+// that reply, since the others had granted it, and the release is sent again all the same (L7).
+func TestLateAcquire(t *testing.T) {
+	t.Parallel()
+	d, fakes := newTestDriver(t, 100*time.Millisecond)
+	var once sync.Once
+	hangs, goOn := make(chan struct{}), make(chan struct{})
+	releases := make(chan struct{}, echoes+1)
+	fakes[2].eval = func(args []string) (any, error) {
+		if len(args) >= 7 {
+			once.Do(func() { close(hangs) })
+			<-goOn
+			return nil, errors.New("the connection is closed")
+		}
+		select {
+		case releases <- struct{}{}:
+		default:
+		}
+		return int64(0), nil // there is nothing yet
+	}
+	defer close(goOn)
+	r := driver.Request{Owner: driver.Owner{Name: driver.Name{Kind: driver.KindLock, Name: "x"}, ID: "A"}, TTL: time.Hour, Limit: 1}
+	var granted bool
+	for deadline := time.Now().Add(testPatience); !granted && time.Now().Before(deadline); {
+		a, err := d.Lock(t.Context(), r) // the two others may be slow as well
+		granted = err == nil && a.State == driver.Granted
+	}
+	if !granted {
+		t.Fatal("Lock with two of three nodes: not granted")
+	}
+	within(t, "request to the node that hangs", hangs)
+	if _, err := d.Release(t.Context(), r.Owner); err != nil {
+		t.Fatalf("Release: got %v, want nil", err)
+	}
+	for range 2 {
+		within(t, "release to the node that hung, and the same again", releases)
+	}
+}
 
-func (testNode) Name() string            { return "test" }
-func (testNode) Client() redislua.Client { return nil }
+// TestLateIdentity: who a node is counts only if it says so in time, for what it was asked meanwhile is over.
+func TestLateIdentity(t *testing.T) {
+	t.Parallel()
+	d, fakes := newTestDriver(t, 100*time.Millisecond)
+	goOn := make(map[string]chan struct{})
+	for _, f := range fakes[1:] {
+		c := make(chan struct{})
+		defer close(c)
+		goOn[f.name] = c
+		f.info = func() { <-c }
+	}
+	if err := d.Verify(t.Context()); !errors.Is(err, driver.ErrUnavailable) {
+		t.Errorf("Verify while two of three nodes do not say who they are: got %v, want ErrUnavailable", err)
+	}
+	for _, n := range d.nodes[1:] {
+		stuck := func() (int, string) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return n.stuck, n.run
+		}
+		eventually := func(want int) (run string) {
+			for deadline := time.Now().Add(testPatience); ; time.Sleep(time.Millisecond) {
+				count, run := stuck()
+				if count == want {
+					return run
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("batches that node %s has not given back: got %d, want %d", n.name, count, want)
+				}
+			}
+		}
+		eventually(1)
+		goOn[n.name] <- struct{}{}
+		if run := eventually(0); run != "" {
+			t.Errorf("run id of node %s after its late answer: got %q, want none", n.name, run)
+		}
+	}
+}

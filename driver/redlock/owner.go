@@ -42,10 +42,7 @@ func (d *Driver) adopt(r driver.Request) *owner {
 		before.round.Add(1)
 		before.over.Store(true)
 		o.ttl, o.until = max(o.ttl, before.ttl), max(o.until, before.until)
-		for i := range n {
-			o.asked[i].Store(before.asked[i].Load())
-			o.unsure[i].Store(before.unsure[i].Load())
-		}
+		o.asked, o.unsure = before.asked, before.unsure // what was sent before may end yet
 	}
 	// Whoever neither extends nor releases is forgotten in the course of time: ranging over a map begins anywhere.
 	looks := 2
@@ -107,12 +104,7 @@ func (d *Driver) fill(o *owner, n *node) {
 	}
 	n.push(&ask{step: fillStep, kind: o.Name.Kind, keys: d.keys(o.Name), owner: o, by: now + int64(min(d.timeout, left)),
 		args: []string{o.ID, milliseconds(left), token.String(), slot, o.holder},
-		done: func(r reply) {
-			o.fills[n.index].Store(false)
-			if r.err != nil && !r.sure {
-				o.unsure[n.index].Store(true)
-			}
-		}})
+		done: func(reply) { o.fills[n.index].Store(false) }})
 }
 
 // refill gives leases to nodes that may lack them, such as one that has restarted. It asks all nodes first, since only a
