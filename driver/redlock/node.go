@@ -232,18 +232,21 @@ func (n *node) exchange(batch []*ask) bool {
 	full := false
 	for rest := batch; len(rest) > 0; full = true {
 		scripts, run, err := n.identify(ctx, &state, full)
-		if !state.CompareAndSwap(nothingSent, onTheWay) {
+		next := onTheWay
+		if err != nil {
+			next = answered
+		}
+		if !state.CompareAndSwap(nothingSent, next) {
 			return n.returned()
 		}
 		if err != nil {
-			state.Store(answered)
 			for _, a := range rest {
 				a.finish(reply{n, nil, err, true})
 			}
 			return true
 		}
 		rest = n.send(ctx, rest, scripts, run, full)
-		next := nothingSent
+		next = nothingSent
 		if len(rest) == 0 {
 			next = answered
 		}
