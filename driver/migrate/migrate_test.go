@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -434,6 +435,45 @@ func TestStoppedInFrom(t *testing.T) {
 		}
 		if x := stopped.Extend(t.Context(), []driver.Extension{{Owner: r.Owner, TTL: 10 * time.Minute}})[0]; x.Err == nil && x.State == driver.Granted {
 			t.Fatalf("Extend of the client that was stopped: got granted, want none (L3)")
+		}
+	})
+}
+
+// silent is a driver whose backend does not answer extensions when it hangs.
+type silent struct {
+	*fallible
+	hangs atomic.Bool
+}
+
+func (s *silent) Extend(ctx context.Context, all []driver.Extension) []driver.Result {
+	if s.hangs.Load() {
+		<-ctx.Done()
+		return []driver.Result{{Err: ctx.Err()}}
+	}
+	return s.fallible.Extend(ctx, all)
+}
+
+// TestCloseWhileBackendHangs: Close does not wait for a step that makes the phase lease longer.
+func TestCloseWhileBackendHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old, young := newStores().drivers()
+		hanging := &silent{fallible: old}
+		d, err := migrate.New(t.Context(), hanging, young, &migrate.Options{Phase: migrate.From, PhaseTTL: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		hanging.hangs.Store(true)
+		locked := make(chan error)
+		go func() {
+			_, err := d.Lock(context.Background(), request("x", time.Hour))
+			locked <- err
+		}()
+		synctest.Wait() // for the extension
+		if err := d.Close(); err != nil {
+			t.Fatalf("Close: got %v, want nil", err)
+		}
+		if err := <-locked; !errors.Is(err, driver.ErrUnavailable) {
+			t.Errorf("Lock during Close: got %v, want ErrUnavailable", err)
 		}
 	})
 }
