@@ -478,6 +478,31 @@ func TestCloseWhileBackendHangs(t *testing.T) {
 	})
 }
 
+// TestAdvanceHalfway: what one of the backends has done is not denied because the other one is down.
+func TestAdvanceHalfway(t *testing.T) {
+	for _, which := range []string{"old", "new"} {
+		old, young := newStores().drivers()
+		d, err := migrate.New(t.Context(), old, young, &migrate.Options{Phase: migrate.Both})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		source, _ := driver.As[driver.FencingSource](d)
+		down := driver.Unavailable(errors.New("connection refused"))
+		map[string]*fallible{"old": old, "new": young}[which].set(down)
+		if err := source.Advance(t.Context(), request("x", 0).Name, 1); err == nil || errors.Is(err, driver.ErrUnavailable) {
+			t.Errorf("Advance while the %s backend is down: got %v, want an unknown outcome (L8)", which, err)
+		}
+		old.set(down)
+		young.set(down)
+		if err := source.Advance(t.Context(), request("x", 0).Name, 1); !errors.Is(err, driver.ErrUnavailable) {
+			t.Errorf("Advance while both backends are down: got %v, want ErrUnavailable", err)
+		}
+		old.set(nil)
+		young.set(nil)
+	}
+}
+
 // TestStoppedDuringLock: a grant that comes when the phase lease has ended counts for nothing.
 func TestStoppedDuringLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
