@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,6 +23,8 @@ type fakeNode struct {
 	eval   func(args []string) (reply any, err error) // of one script; nil grants whatever is asked for
 }
 
+var errRefused = errors.New("connection refused")
+
 func (n *fakeNode) Name() string            { return n.name }
 func (n *fakeNode) Client() redislua.Client { return n }
 
@@ -38,7 +41,9 @@ func (n *fakeNode) Eval(_ context.Context, c *redislua.Call) {
 	c.Sent = 1
 	switch {
 	case n.eval != nil:
-		c.Reply, c.Err = n.eval(args)
+		if c.Reply, c.Err = n.eval(args); errors.Is(c.Err, errRefused) {
+			c.Sent = 0
+		}
 	case len(args) >= 7: // acquire
 		c.Reply = []any{int64(mine), args[3], args[5], ""}
 	default: // release
@@ -181,5 +186,26 @@ func TestLateIdentity(t *testing.T) {
 		if run := eventually(0); run != "" {
 			t.Errorf("run id of node %s after its late answer: got %q, want none", n.name, run)
 		}
+	}
+}
+
+// TestHolderOnNodesThatFail: one node has the lock for a holder of which no more is seen. That this does not give way is
+// found out after a few proposals.
+func TestHolderOnNodesThatFail(t *testing.T) {
+	t.Parallel()
+	d, fakes := newTestDriver(t, time.Minute)
+	var proposals atomic.Int32
+	fakes[1].eval = func(args []string) (any, error) {
+		if len(args) < 7 {
+			return int64(0), nil
+		}
+		proposals.Add(1)
+		return []any{int64(other), "5", args[5], "0:B"}, nil
+	}
+	fakes[2].eval = func([]string) (any, error) { return nil, errRefused }
+	r := driver.Request{Owner: driver.Owner{Name: driver.Name{Kind: driver.KindLock, Name: "x"}, ID: "A"}, TTL: time.Hour, Limit: 1}
+	a, err := d.Lock(t.Context(), r) // of equals the lesser id leads
+	if n := proposals.Load(); err != nil || a.State != driver.Held || n > maxBlocked {
+		t.Errorf("Lock beside a holder on one of two nodes that answer: got %v, %v after %d proposals, want held after %d", a.State, err, n, maxBlocked)
 	}
 }
