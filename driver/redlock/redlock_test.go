@@ -253,6 +253,31 @@ func TestRefill(t *testing.T) {
 	lock(t, d, request("x", time.Minute), driver.Granted)
 }
 
+// TestRefillKeepsFence: a node that is given a lease again keeps its greater memory of the name's tokens.
+func TestRefillKeepsFence(t *testing.T) {
+	t.Parallel()
+	m := masters(t, 3)
+	d := newDriver(t, m, nil)
+	r := request("x", time.Minute)
+	token := lock(t, d, r, driver.Granted).Token
+	everywhere(t, m, r)
+	later, err := d.NextToken(t.Context(), r.Name, token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fence := func() string {
+		text, _ := do(t, m[0], "GET", "fencelock:rlf:x").(string)
+		return text
+	}
+	eventually(t, "later token on the node", func() bool { return fence() == later.String() })
+	do(t, m[0], "DEL", "fencelock:rl:x")
+	extend(t, d, r, time.Minute)
+	everywhere(t, m, r)
+	if got := fence(); got != later.String() {
+		t.Errorf("fence of a node that was given a lease with token %v again: got %s, want %v as before (T1)", token, got, later)
+	}
+}
+
 // TestRestartedNodeIsRefilled: not before the next extension, but at once.
 func TestRestartedNodeIsRefilled(t *testing.T) {
 	t.Parallel()
