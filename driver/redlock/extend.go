@@ -59,6 +59,7 @@ type extending struct {
 	items []*extension
 
 	mu        sync.Mutex
+	kept      [][]*extension // by node: those that were sent to it, nil for all
 	outcomes  []outcome
 	left      int // nodes
 	undecided int
@@ -104,27 +105,52 @@ func (d *Driver) Extend(ctx context.Context, leases []driver.Extension) []driver
 }
 
 func (d *Driver) extend(kind driver.Kind, items []*extension) *extending {
-	x := &extending{d: d, sent: d.clock.Start(), items: items, outcomes: make([]outcome, len(d.nodes)), left: len(d.nodes),
+	x := &extending{d: d, sent: d.clock.Start(), items: items, kept: make([][]*extension, len(d.nodes)), outcomes: make([]outcome, len(d.nodes)), left: len(d.nodes),
 		undecided: len(items), done: make(chan struct{})}
 	var keys, args []string
 	for _, e := range items {
-		keys = append(keys, e.keys...)
-		args = append(args, e.ID, milliseconds(e.TTL))
+		keys, args = e.add(keys, args)
 	}
 	by := d.clock.Now() + int64(d.timeout)
 	d.order.Lock()
 	defer d.order.Unlock()
 	for _, n := range d.nodes {
-		n.push(&ask{step: extendStep, kind: kind, keys: keys, args: args, by: by, done: x.answer})
+		n.push(&ask{step: extendStep, kind: kind, keys: keys, args: args, by: by, done: x.answer,
+			trim: func(a *ask) bool { return x.trim(a, n) }})
 	}
 	return x
+}
+
+func (e *extension) add(keys, args []string) (k, a []string) {
+	return append(keys, e.keys...), append(args, e.ID, milliseconds(e.TTL))
+}
+
+// trim takes out of a request that is about to be sent the leases whose release has begun (L3).
+func (x *extending) trim(a *ask, n *node) bool {
+	over := func(e *extension) bool { return e.owner != nil && e.owner.over.Load() }
+	if !slices.ContainsFunc(x.items, over) {
+		return true
+	}
+	kept := slices.DeleteFunc(slices.Clone(x.items), over)
+	a.keys, a.args = nil, nil
+	for _, e := range kept {
+		a.keys, a.args = e.add(a.keys, a.args)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.kept[n.index] = kept
+	return len(kept) > 0
 }
 
 // answer takes the reply of one node.
 func (x *extending) answer(r reply) {
 	x.mu.Lock()
 	fields, _ := r.value.([]any)
-	if r.err == nil && len(fields) != len(x.items) {
+	items := x.items
+	if kept := x.kept[r.node.index]; kept != nil {
+		items = kept
+	}
+	if r.err == nil && len(fields) != len(items) {
 		r.err, r.sure = errors.New("an unexpected answer"), false
 	}
 	x.outcomes[r.node.index] = outcome{came: true, err: r.err, sure: r.sure, text: "extended or gone"}
@@ -133,7 +159,7 @@ func (x *extending) answer(r reply) {
 		nodes []*node
 	}
 	var fill []lack
-	for i, e := range x.items {
+	for i, e := range items {
 		if r.err == nil && x.count(e, r.node, fields[i]) {
 			fill = append(fill, lack{e.owner, e.absent})
 			e.absent = nil

@@ -51,7 +51,8 @@ type ask struct {
 	args  []string // after the first one, which is the run id
 	owner *owner   // whose end makes the request void; nil if it has none
 	void  func() bool
-	by    int64 // not sent later than this, of Driver.clock
+	trim  func(*ask) bool // drops what need not be sent, and answers whether something is left; nil if nothing can be
+	by    int64           // not sent later than this, of Driver.clock
 	state atomic.Int32
 	done  func(reply) // called once, and does not block
 }
@@ -185,7 +186,7 @@ func (n *node) take() []*ask {
 				a.owner.asked[n.index].Store(true) // before the look whether it is over: see Driver.Release
 			}
 			switch {
-			case a.isVoid():
+			case a.isVoid(), a.trim != nil && !a.trim(a):
 				a.finish(reply{n, nil, errVoid, true})
 			case now > a.by:
 				a.finish(reply{n, nil, errNotSent, true})

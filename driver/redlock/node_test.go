@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -46,6 +47,12 @@ func (n *fakeNode) Eval(_ context.Context, c *redislua.Call) {
 		}
 	case len(args) >= 7: // acquire
 		c.Reply = []any{int64(mine), args[3], args[5], ""}
+	case len(args) == 3 || len(args) == 5: // extend one or two
+		var all []any
+		for range len(args) / 2 {
+			all = append(all, []any{"7", time.Hour.Milliseconds(), "0"})
+		}
+		c.Reply = all
 	default: // release
 		c.Reply = int64(1)
 	}
@@ -207,5 +214,58 @@ func TestHolderOnNodesThatFail(t *testing.T) {
 	a, err := d.Lock(t.Context(), r) // of equals the lesser id leads
 	if n := proposals.Load(); err != nil || a.State != driver.Held || n > maxBlocked {
 		t.Errorf("Lock beside a holder on one of two nodes that answer: got %v, %v after %d proposals, want held after %d", a.State, err, n, maxBlocked)
+	}
+}
+
+// TestExtensionInQueue: one that a node that hangs has not been sent yet does not go out after the release, and those of
+// other leases do (L3).
+func TestExtensionInQueue(t *testing.T) {
+	t.Parallel()
+	d, fakes := newTestDriver(t, time.Minute)
+	goOn, got := make(chan struct{}), make(chan []string, 8)
+	fakes[2].eval = func(args []string) (any, error) {
+		if len(args) >= 7 {
+			<-goOn
+			return nil, errRefused
+		}
+		got <- args
+		return nil, errRefused
+	}
+	ended := sync.OnceFunc(func() { close(goOn) })
+	defer ended()
+	name := driver.Name{Kind: driver.KindLock, Name: "x"}
+	var leases []driver.Extension
+	for _, id := range []string{"A", "B"} {
+		r := driver.Request{Owner: driver.Owner{Name: name, ID: id}, TTL: time.Hour, Limit: 1}
+		if a, err := d.Lock(t.Context(), r); err != nil || a.State != driver.Granted {
+			t.Fatalf("Lock: got %v, %v, want granted", a.State, err)
+		}
+		leases = append(leases, driver.Extension{Owner: r.Owner, TTL: time.Hour})
+	}
+	for _, x := range d.Extend(t.Context(), leases) {
+		if x.Err != nil || x.State != driver.Granted {
+			t.Fatalf("Extend: got %v, %v, want granted", x.State, x.Err)
+		}
+	}
+	if _, err := d.Release(t.Context(), leases[0].Owner); err != nil {
+		t.Fatal(err)
+	}
+	ended()
+	for extended := false; ; {
+		select {
+		case args := <-got:
+			switch {
+			case len(args) == 4: // the release, which is the last one
+				if !extended {
+					t.Error("extension of the other lease: got none, want one")
+				}
+				return
+			case slices.Contains(args, "A"):
+				t.Errorf("extension after Release has returned: got %q, want none of A", args)
+			}
+			extended = true
+		case <-time.After(testPatience):
+			t.Fatalf("release on the node that hung: not within %v", testPatience)
+		}
 	}
 }
