@@ -188,6 +188,9 @@ func (m *member) ensure(ctx context.Context, ttl time.Duration) (int64, error) {
 	if m.ended {
 		return 0, errClosed
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(m.ctx, cancel)() // Close waits
 	if until := m.until.Load(); until-m.clock.Now() > int64(ttl) {
 		return until, nil
 	}

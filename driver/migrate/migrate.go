@@ -39,7 +39,9 @@
 // answer when a client opens, in every phase. In phase both waiters are queued only if both backends do that; if not,
 // a waiter may have to wait until the clients that queue on one backend leave a gap. On a semaphore of more than
 // one permit, and from NextToken, a client in phase from and one in phase both may get the same token if both
-// backends mint it in the same microsecond and the first gives it back at once.
+// backends mint it in the same microsecond and the first gives it back at once. In phases from and to a token is passed on
+// only if it is ahead of the client's own clock: where clients' clocks are ahead, which those of Redlock's tokens follow
+// by up to a minute, take the next step later by as much.
 package migrate
 
 import (

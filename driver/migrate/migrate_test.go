@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -436,6 +437,70 @@ func TestStoppedInFrom(t *testing.T) {
 			t.Fatalf("Extend of the client that was stopped: got granted, want none (L3)")
 		}
 	})
+}
+
+// silent is a driver whose backend does not answer extensions when it hangs.
+type silent struct {
+	*fallible
+	hangs atomic.Bool
+}
+
+func (s *silent) Extend(ctx context.Context, all []driver.Extension) []driver.Result {
+	if s.hangs.Load() {
+		<-ctx.Done()
+		return []driver.Result{{Err: ctx.Err()}}
+	}
+	return s.fallible.Extend(ctx, all)
+}
+
+// TestCloseWhileBackendHangs: Close does not wait for a step that makes the phase lease longer.
+func TestCloseWhileBackendHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old, young := newStores().drivers()
+		hanging := &silent{fallible: old}
+		d, err := migrate.New(t.Context(), hanging, young, &migrate.Options{Phase: migrate.From, PhaseTTL: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		hanging.hangs.Store(true)
+		locked := make(chan error)
+		go func() {
+			_, err := d.Lock(context.Background(), request("x", time.Hour))
+			locked <- err
+		}()
+		synctest.Wait() // for the extension
+		if err := d.Close(); err != nil {
+			t.Fatalf("Close: got %v, want nil", err)
+		}
+		if err := <-locked; !errors.Is(err, driver.ErrUnavailable) {
+			t.Errorf("Lock during Close: got %v, want ErrUnavailable", err)
+		}
+	})
+}
+
+// TestAdvanceHalfway: what one of the backends has done is not denied because the other one is down.
+func TestAdvanceHalfway(t *testing.T) {
+	for _, which := range []string{"old", "new"} {
+		old, young := newStores().drivers()
+		d, err := migrate.New(t.Context(), old, young, &migrate.Options{Phase: migrate.Both})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		source, _ := driver.As[driver.FencingSource](d)
+		down := driver.Unavailable(errors.New("connection refused"))
+		map[string]*fallible{"old": old, "new": young}[which].set(down)
+		if err := source.Advance(t.Context(), request("x", 0).Name, 1); err == nil || errors.Is(err, driver.ErrUnavailable) {
+			t.Errorf("Advance while the %s backend is down: got %v, want an unknown outcome (L8)", which, err)
+		}
+		old.set(down)
+		young.set(down)
+		if err := source.Advance(t.Context(), request("x", 0).Name, 1); !errors.Is(err, driver.ErrUnavailable) {
+			t.Errorf("Advance while both backends are down: got %v, want ErrUnavailable", err)
+		}
+		old.set(nil)
+		young.set(nil)
+	}
 }
 
 // TestStoppedDuringLock: a grant that comes when the phase lease has ended counts for nothing.

@@ -290,12 +290,8 @@ func (p *pair) both(ctx context.Context, e driver.Extension, old, young driver.R
 		return r
 	case gone(old) || gone(young):
 		return driver.Result{Answer: driver.Answer{State: driver.Gone}}
-	case old.Err != nil && young.Err != nil:
-		return driver.Result{Err: errors.Join(old.Err, young.Err)}
-	case old.Err != nil:
-		return driver.Result{Err: uncertain(old.Err)}
-	case young.Err != nil:
-		return driver.Result{Err: uncertain(young.Err)}
+	case old.Err != nil || young.Err != nil:
+		return driver.Result{Err: joined(old.Err, young.Err)}
 	}
 	p.extended(e.ID, e.TTL)
 	young.TTL = min(young.TTL, old.TTL)
@@ -330,13 +326,19 @@ func (p *pair) release(ctx context.Context, o driver.Owner) (bool, error) {
 func (p *pair) undo(ctx context.Context, o driver.Owner) (bool, error) {
 	held, err := p.young.release(ctx, o)
 	first, failed := p.old.release(ctx, o)
-	switch {
-	case err == nil && failed == nil:
-		return held || first, nil
-	case errors.Is(err, driver.ErrUnavailable) && errors.Is(failed, driver.ErrUnavailable):
-		return false, errors.Join(err, failed)
+	if err := joined(err, failed); err != nil {
+		return false, err
 	}
-	return false, uncertain(errors.Join(err, failed))
+	return held || first, nil
+}
+
+// joined is the error of a step on both backends. Only if neither did it, surely nothing happened.
+func joined(one, other error) error {
+	err := errors.Join(one, other)
+	if errors.Is(one, driver.ErrUnavailable) && errors.Is(other, driver.ErrUnavailable) {
+		return err
+	}
+	return uncertain(err)
 }
 
 func (p *pair) poll(ctx context.Context, waiters []driver.Poll) []driver.Result {
@@ -450,7 +452,7 @@ func (p *pair) nextToken(ctx context.Context, n driver.Name, floor driver.Token)
 }
 
 func (p *pair) advance(ctx context.Context, n driver.Name, floor driver.Token) error {
-	return errors.Join(p.old.advance(ctx, n, floor), p.young.advance(ctx, n, floor))
+	return joined(p.old.advance(ctx, n, floor), p.young.advance(ctx, n, floor))
 }
 
 // list shows a lease that is on both backends once, with the new token. One that is on the old backend only is of a

@@ -16,6 +16,10 @@ import (
 // client's clock, more only if others are at the same name: of all who are, one gets on with each.
 const maxTrips = 64
 
+// maxBlocked is how many proposals in a row one request makes while the same others stand in its way and other nodes fail.
+// Who wants the lock too gives way to the leader within that; who holds it, perhaps on the nodes that fail, does not.
+const maxBlocked = 4
+
 // Lock implements driver.Locker.
 func (d *Driver) Lock(ctx context.Context, r driver.Request) (driver.Answer, error) {
 	if err := d.begin(ctx); err != nil {
@@ -25,9 +29,18 @@ func (d *Driver) Lock(ctx context.Context, r driver.Request) (driver.Answer, err
 	b.propose(max(d.lastSeen(r.Name)+1, r.Floor+1, now()), strconv.Itoa(rand.N(r.Limit)))
 	has := make([]bool, len(d.nodes)) // it may have granted something, by any of the proposals
 	vague := make([]bool, len(d.nodes))
+	blocked, by := 0, ""
 	for trip := 1; ; trip++ {
 		sent := d.clock.Start()
 		round, v := d.put(ctx, r, o, b, trip, has, vague)
+		if before := by; v == again {
+			if by = b.blockers(); by != before {
+				blocked = 0
+			}
+			if blocked++; by != "" && blocked == maxBlocked {
+				v = held
+			}
+		}
 		d.see(r.Name, b.seen())
 		if v == won {
 			d.granted(o, sent, r.TTL, b.token, b.place)
@@ -37,7 +50,7 @@ func (d *Driver) Lock(ctx context.Context, r driver.Request) (driver.Answer, err
 			d.contend(ctx, o, b, v, trip, time.Duration(d.clock.Now()-sent))
 			continue
 		}
-		a, err := d.notWon(ctx, o, v, round.outcomes, has, vague)
+		a, err := d.notWon(ctx, o, v, trip, round.outcomes, has, vague)
 		if r.Wait && a.State == driver.Held {
 			d.waits(r, b, time.Duration(d.clock.Now()-sent))
 		}
@@ -178,7 +191,7 @@ func (d *Driver) vote(r reply, out *outcome) vote {
 }
 
 // notWon gives back what an attempt that failed has left, and says how it failed.
-func (d *Driver) notWon(ctx context.Context, o *owner, v verdict, outcomes []outcome, has, vague []bool) (driver.Answer, error) {
+func (d *Driver) notWon(ctx context.Context, o *owner, v verdict, trips int, outcomes []outcome, has, vague []bool) (driver.Answer, error) {
 	unclear := false
 	for i, said := range has {
 		unclear = unclear || said && (vague[i] || outcomes[i].text == "not waited for")
@@ -223,7 +236,7 @@ func (d *Driver) notWon(ctx context.Context, o *owner, v verdict, outcomes []out
 		return driver.Answer{State: driver.Held}, nil
 	case v == again || v == yield:
 		// Others have been faster each time.
-		err := d.failure(fmt.Sprintf("%d proposals have not been accepted", maxTrips), outcomes)
+		err := d.failure(fmt.Sprintf("%d proposals have not been accepted", trips), outcomes)
 		if !sure {
 			return driver.Answer{}, errors.Join(err, ctx.Err())
 		}

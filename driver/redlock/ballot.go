@@ -1,7 +1,9 @@
 package redlock
 
 import (
+	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/fencelock/fencelock/driver"
 )
@@ -158,6 +160,24 @@ func (b *ballot) leader(slot string) (id string, votes int) {
 		}
 	}
 	return id, votes
+}
+
+// blockers answers who has the lock on which nodes, if other nodes have failed so that a majority needs those; else nothing.
+func (b *ballot) blockers() string {
+	var who strings.Builder
+	fails := false
+	for i, v := range b.votes {
+		switch v.said {
+		case failed, uncounted:
+			fails = true
+		case other:
+			fmt.Fprintf(&who, "%d:%s ", i, v.busy[b.slot])
+		}
+	}
+	if !fails || b.limit > 1 {
+		return ""
+	}
+	return who.String()
 }
 
 // full says that others have as many slots as the limit allows, each on a majority.

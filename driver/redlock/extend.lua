@@ -1,4 +1,4 @@
--- ARGV: run, and for each item id and ttl. Answers for each GONE, or the token and the milliseconds left.
+-- ARGV: run, and for each item id and ttl. Answers for each GONE, or the token, the milliseconds left and the slot.
 local answers = {}
 local items = (#ARGV - 1) / 2
 for i = 1, items do
@@ -7,7 +7,7 @@ for i = 1, items do
 		open()
 		local mine, token = find(ARGV[2 * i])
 		if not mine then return GONE end
-		return {token, prolong(mine, tonumber(ARGV[2 * i + 1]))}
+		return {token, prolong(mine, tonumber(ARGV[2 * i + 1])), mine}
 	end)
 	answers[i] = ok and answer or redis.error_reply('FENCELOCK ' .. tostring(type(answer) == 'table' and answer.err or answer))
 end

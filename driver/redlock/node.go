@@ -51,7 +51,8 @@ type ask struct {
 	args  []string // after the first one, which is the run id
 	owner *owner   // whose end makes the request void; nil if it has none
 	void  func() bool
-	by    int64 // not sent later than this, of Driver.clock
+	trim  func(*ask) bool // drops what need not be sent, and answers whether something is left; nil if nothing can be
+	by    int64           // not sent later than this, of Driver.clock
 	state atomic.Int32
 	done  func(reply) // called once, and does not block
 }
@@ -72,9 +73,13 @@ type reply struct {
 }
 
 func (a *ask) finish(r reply) {
-	if a.state.Swap(finished) != finished {
-		a.done(r)
+	if a.state.Swap(finished) == finished {
+		return
 	}
+	if a.owner != nil && r.err != nil && !r.sure {
+		a.owner.unsure[r.node.index].Store(true) // also if nobody waits for the reply
+	}
+	a.done(r)
 }
 
 func (a *ask) isVoid() bool {
@@ -181,7 +186,7 @@ func (n *node) take() []*ask {
 				a.owner.asked[n.index].Store(true) // before the look whether it is over: see Driver.Release
 			}
 			switch {
-			case a.isVoid():
+			case a.isVoid(), a.trim != nil && !a.trim(a):
 				a.finish(reply{n, nil, errVoid, true})
 			case now > a.by:
 				a.finish(reply{n, nil, errNotSent, true})
@@ -228,18 +233,21 @@ func (n *node) exchange(batch []*ask) bool {
 	full := false
 	for rest := batch; len(rest) > 0; full = true {
 		scripts, run, err := n.identify(ctx, &state, full)
-		if !state.CompareAndSwap(nothingSent, onTheWay) {
+		next := onTheWay
+		if err != nil {
+			next = answered
+		}
+		if !state.CompareAndSwap(nothingSent, next) {
 			return n.returned()
 		}
 		if err != nil {
-			state.Store(answered)
 			for _, a := range rest {
 				a.finish(reply{n, nil, err, true})
 			}
 			return true
 		}
 		rest = n.send(ctx, rest, scripts, run, full)
-		next := nothingSent
+		next = nothingSent
 		if len(rest) == 0 {
 			next = answered
 		}

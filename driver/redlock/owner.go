@@ -26,7 +26,7 @@ type owner struct {
 	valid int64         // until when a majority has it; 0 if it is not granted
 	token driver.Token
 	slot  string
-	round int // of its release, counts up
+	round atomic.Int32 // of its release, counts up; changed only with Driver.mu held, and looked at without it too
 }
 
 // adopt makes what is known of an acquisition that a request is sent for. A repeated request takes over from the
@@ -39,13 +39,10 @@ func (d *Driver) adopt(r driver.Request) *owner {
 	defer d.mu.Unlock()
 	d.longest = max(d.longest, r.TTL)
 	if before := d.owners[r.ID]; before != nil {
-		before.round++
+		before.round.Add(1)
 		before.over.Store(true)
 		o.ttl, o.until = max(o.ttl, before.ttl), max(o.until, before.until)
-		for i := range n {
-			o.asked[i].Store(before.asked[i].Load())
-			o.unsure[i].Store(before.unsure[i].Load())
-		}
+		o.asked, o.unsure = before.asked, before.unsure // what was sent before may end yet
 	}
 	// Whoever neither extends nor releases is forgotten in the course of time: ranging over a map begins anywhere.
 	looks := 2
@@ -107,12 +104,7 @@ func (d *Driver) fill(o *owner, n *node) {
 	}
 	n.push(&ask{step: fillStep, kind: o.Name.Kind, keys: d.keys(o.Name), owner: o, by: now + int64(min(d.timeout, left)),
 		args: []string{o.ID, milliseconds(left), token.String(), slot, o.holder},
-		done: func(r reply) {
-			o.fills[n.index].Store(false)
-			if r.err != nil && !r.sure {
-				o.unsure[n.index].Store(true)
-			}
-		}})
+		done: func(reply) { o.fills[n.index].Store(false) }})
 }
 
 // refill gives leases to nodes that may lack them, such as one that has restarted. It asks all nodes first, since only a
@@ -124,7 +116,7 @@ func (d *Driver) refill() {
 	for _, o := range d.owners {
 		if o.valid > now && !o.over.Load() {
 			byKind[o.Name.Kind] = append(byKind[o.Name.Kind], &extension{owner: o, keys: d.keys(o.Name),
-				token: make(map[driver.Token]int), Extension: driver.Extension{Owner: o.Owner, TTL: time.Millisecond}})
+				Extension: driver.Extension{Owner: o.Owner, TTL: time.Millisecond}})
 		}
 	}
 	d.mu.Unlock()
@@ -148,8 +140,7 @@ const (
 func (d *Driver) release(o *owner, wake string, told func(reply)) (nodes int) {
 	o.over.Store(true)
 	d.mu.Lock()
-	o.round++
-	round := o.round
+	round := o.round.Add(1)
 	d.owners[o.ID] = o // also one that was not known, for a second call
 	d.mu.Unlock()
 	var undo []*undoing
@@ -173,10 +164,10 @@ func (d *Driver) release(o *owner, wake string, told func(reply)) (nodes int) {
 }
 
 // forget drops an owner whose release has come to an end.
-func (d *Driver) forget(o *owner, round int) {
+func (d *Driver) forget(o *owner, round int32) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.owners[o.ID] == o && o.round == round {
+	if d.owners[o.ID] == o && o.round.Load() == round {
 		delete(d.owners, o.ID)
 	}
 }
@@ -186,7 +177,7 @@ type undoing struct {
 	d     *Driver
 	o     *owner
 	n     *node
-	round int
+	round int32
 	wake  string
 	tries int
 	pause time.Duration
@@ -194,12 +185,8 @@ type undoing struct {
 	told  func(reply)   // nil after the first try
 }
 
-// stale says that a later request for the same owner has taken over.
-func (u *undoing) stale() bool {
-	u.d.mu.Lock()
-	defer u.d.mu.Unlock()
-	return u.o.round != u.round
-}
+// stale says that a later request for the same owner has taken over. It takes no lock: a node asks it with its own held.
+func (u *undoing) stale() bool { return u.o.round.Load() != u.round }
 
 func (u *undoing) send() {
 	u.tries++
@@ -219,7 +206,7 @@ func (u *undoing) done(r reply) {
 	}
 	d := u.d
 	d.mu.Lock()
-	again = again && u.o.round == u.round && d.clock.Now() < u.o.until && d.owed < maxOwed && !d.closed.Load()
+	again = again && u.o.round.Load() == u.round && d.clock.Now() < u.o.until && d.owed < maxOwed && !d.closed.Load()
 	if again {
 		d.owed++
 	}

@@ -11,8 +11,9 @@
 // a majority still has it, as each extension finds out; nodes that lack it are given it again meanwhile. Each permit of a
 // semaphore is such a lock on one of its slots. All times are relative, or those of the servers.
 //
-// Exclusion holds under these assumptions: a majority of the nodes neither forgets (by a restart without appendfsync
-// always, by eviction, by FLUSHALL) nor lets its clock be stepped forward by more than a lease's margin. A node that has
+// Exclusion holds under these assumptions: no node that has granted a lock forgets it (by a restart without appendfsync
+// always, by eviction, by FLUSHALL), or has its clock stepped forward by more than a lease's margin. One node is enough if
+// others were away, for two majorities may have no more in common. A node that has
 // restarted is noticed by its run id, and what it grants does not count until the longest lease that this driver has seen
 // would have ended; see [Options] for leases that it has not seen. Nodes are warned about through the client's Observer, at the
 // first contact and after a connection was lost, if they may evict, or may forget when they restart.
@@ -53,15 +54,15 @@
 //
 // A token is the client's clock in microseconds, or one more than the greatest that is known of the name or the floor if
 // that is greater. A node accepts only a token above all that it has accepted, and a lease has one that a majority has
-// accepted; so tokens are unique and rise, whatever clocks and pauses do, as long as a majority of the nodes does not forget. A
+// accepted; so tokens are unique and rise, whatever clocks and pauses do, as long as no node forgets. A
 // client whose clock is more than a minute ahead of a node's gets a token by that node's. The greatest token of a name is kept
 // on each node for 48 hours after its last use.
 //
 // # What it does not do
 //
 // It has no queue, so waiters are not served in order and [fencelock.Fair] is refused. It does not make up for nodes
-// that forget: a majority that has lost its data gives away locks that are held, and may repeat tokens that lie ahead
-// of its clocks.
+// that forget unnoticed: with others that are free they give away locks that are held, and may repeat tokens that lie ahead
+// of their clocks.
 //
 // [fencelock.Fair]: https://pkg.go.dev/github.com/fencelock/fencelock#Fair
 package redlock

@@ -237,7 +237,11 @@ func TestRefill(t *testing.T) {
 			}
 		}
 	}
-	lock(t, newDriver(t, m, nil), request("x", time.Minute), driver.Held)
+	other := newDriver(t, m, nil)
+	lock(t, other, request("x", time.Minute), driver.Held)
+	if err := other.Close(); err != nil { // nothing is on its way then, which a node that has lost the lease would grant
+		t.Fatal(err)
+	}
 
 	// What is not there on a majority is not given again to anybody (L3).
 	for _, s := range m[:2] {
@@ -247,6 +251,31 @@ func TestRefill(t *testing.T) {
 		t.Errorf("Extend of a lease that one of three nodes has: got %v, %v, want gone (L3)", x.State, x.Err)
 	}
 	lock(t, d, request("x", time.Minute), driver.Granted)
+}
+
+// TestRefillKeepsFence: a node that is given a lease again keeps its greater memory of the name's tokens.
+func TestRefillKeepsFence(t *testing.T) {
+	t.Parallel()
+	m := masters(t, 3)
+	d := newDriver(t, m, nil)
+	r := request("x", time.Minute)
+	token := lock(t, d, r, driver.Granted).Token
+	everywhere(t, m, r)
+	later, err := d.NextToken(t.Context(), r.Name, token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fence := func() string {
+		text, _ := do(t, m[0], "GET", "fencelock:rlf:x").(string)
+		return text
+	}
+	eventually(t, "later token on the node", func() bool { return fence() == later.String() })
+	do(t, m[0], "DEL", "fencelock:rl:x")
+	extend(t, d, r, time.Minute)
+	everywhere(t, m, r)
+	if got := fence(); got != later.String() {
+		t.Errorf("fence of a node that was given a lease with token %v again: got %s, want %v as before (T1)", token, got, later)
+	}
 }
 
 // TestRestartedNodeIsRefilled: not before the next extension, but at once.
@@ -500,6 +529,63 @@ func TestThirdPermit(t *testing.T) {
 	}
 	take(permit(1), driver.Held)
 	take(permit(3), driver.Granted)
+}
+
+// TestPermitOnOneSlot: a permit that was asked for twice may have different slots on different nodes, and is held only
+// while a majority has one and the same.
+func TestPermitOnOneSlot(t *testing.T) {
+	t.Parallel()
+	m := masters(t, 3)
+	d, proxies := wired(t, m, nil)
+	r := request("", time.Minute)
+	r.Name, r.Limit = redisbackend.PermitName("s"), 1<<20
+	slot := func(s servers.Server) string {
+		all, _ := do(t, s, "HKEYS", "fencelock:rpd:s").([]any)
+		if len(all) > 1 {
+			t.Fatalf("slots of one permit on one node: got %q, want at most one", all)
+		}
+		if len(all) == 0 {
+			return ""
+		}
+		text, _ := all[0].(string)
+		return text
+	}
+	acquire := func() {
+		t.Helper()
+		if a, err := d.Acquire(t.Context(), r); err != nil || a.State != driver.Granted {
+			t.Fatalf("Acquire: got %v, %v, want granted", a.State, err)
+		}
+	}
+	if err := proxies[2].Refuse(); err != nil {
+		t.Fatal(err)
+	}
+	acquire()
+	eventually(t, "permit on two nodes", func() bool { return slot(m[0]) != "" && slot(m[0]) == slot(m[1]) })
+	if err := proxies[2].Accept(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "permit on another slot of the last node", func() bool {
+		acquire()
+		return slot(m[2]) != ""
+	})
+	if slot(m[2]) == slot(m[0]) {
+		t.Fatal("slots of a permit that was asked for twice: got one, want two by chance")
+	}
+	forget := func(s servers.Server) {
+		do(t, s, "DEL", "fencelock:rpd:s", "fencelock:rp:s")
+	}
+	extend(t, d, r, time.Minute)
+	eventually(t, "permit on the same slot of all nodes", func() bool { return slot(m[2]) == slot(m[0]) })
+
+	forget(m[0])
+	forget(m[2])
+	text, _ := do(t, m[1], "HGET", "fencelock:rpd:s", slot(m[1])).(string)
+	at, _ := do(t, m[1], "ZSCORE", "fencelock:rp:s", slot(m[1])).(string)
+	do(t, m[2], "HSET", "fencelock:rpd:s", "another", text)
+	do(t, m[2], "ZADD", "fencelock:rp:s", at, "another")
+	if x := d.Extend(t.Context(), []driver.Extension{{Owner: r.Owner, TTL: time.Minute}})[0]; x.Err != nil || x.State != driver.Gone {
+		t.Errorf("Extend of a permit on different slots of two of three nodes: got %v, %v, want gone (S1)", x.State, x.Err)
+	}
 }
 
 func TestNewRefuses(t *testing.T) {
