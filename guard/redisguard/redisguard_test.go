@@ -319,7 +319,7 @@ func TestWriteOnce(t *testing.T) {
 	if _, err := locks.TryLock(t.Context(), "warm", redisguard.Write("INCR", "other")); err != nil {
 		t.Fatal(err) // the server knows the scripts now
 	}
-	dropped := p.DropNextReply(nil)
+	dropped := p.DropNextReply(&servers.DropOptions{RequestWith: redisguard.MarkKey("count")})
 	l, err := locks.TryLock(t.Context(), "a", redisguard.Write("INCR", "count"))
 	if err != nil {
 		t.Fatalf("TryLock whose first reply was lost: got %v, want nil (L5)", err)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fencelock/fencelock/conformance/servers"
 	"github.com/fencelock/fencelock/driver"
 )
 
@@ -127,7 +128,7 @@ func (b Driver) TestWriteWhoseReplyIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := Request(LockName("x"), NewID(), time.Minute)
-	done := p.DropNextReply(nil)
+	done := p.DropNextReply(&servers.DropOptions{RequestWith: r.ID})
 	if a, err := d.LockAndWrite(t.Context(), r, appending("list", "once")); err == nil || errors.Is(err, driver.ErrUnavailable) {
 		t.Fatalf("LockAndWrite whose reply is lost: got %v, %v, want an unknown outcome (L8)", a, err)
 	}
