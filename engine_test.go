@@ -869,6 +869,7 @@ func TestWhatABackendLacksIsUnsupported(t *testing.T) {
 	wantErr(t, "List", errOf(c.List(ctx)), errors.ErrUnsupported)
 	wantErr(t, "ForceUnlock", errOf(c.ForceUnlock(ctx, fencelock.KindLock, "x")), errors.ErrUnsupported)
 	wantErr(t, "Lock with Fair", errOf(c.Lock(ctx, "x", fencelock.Fair())), errors.ErrUnsupported)
+	wantErr(t, "TryLock with Write", errOf(c.TryLock(ctx, "x", fencelock.Write(driver.Write{Keys: []string{"k"}}))), errors.ErrUnsupported)
 	lock(t, c, "x")
 	for _, what := range fencelock.Capabilities() {
 		if c.Supports(what) {
@@ -1020,5 +1021,54 @@ func TestStripe(t *testing.T) {
 	}
 	if got := fencelock.Stripe("users", "ada", 64); got != "users/59" {
 		t.Errorf("Stripe of a known key: got %q, want users/59 for ever", got)
+	}
+}
+
+// writing is a driver that can write, and counts it.
+type writing struct {
+	driver.Driver
+	writes int
+}
+
+func (d *writing) Unwrap() driver.Driver { return d.Driver }
+
+func (d *writing) LockAndWrite(ctx context.Context, r driver.Request, w driver.Write) (driver.Answer, error) {
+	a, err := d.Lock(ctx, r)
+	if a.State == driver.Granted {
+		d.writes++
+	}
+	return a, err
+}
+
+// TestWriteIsForTryLock refuses a write wherever it could not be part of one grant, rather than to leave it out.
+func TestWriteIsForTryLock(t *testing.T) {
+	d := &writing{Driver: memory.New(memory.NewStore())}
+	c, err := fencelock.New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ctx, write := t.Context(), fencelock.Write(driver.Write{Keys: []string{"k"}})
+	set, err := c.TryLockAll(ctx, []string{"x"}, write)
+	if set != nil {
+		t.Errorf("TryLockAll with Write: got leases, want none")
+	}
+	for what, err := range map[string]error{
+		"Lock":                errOf(c.Lock(ctx, "x", write)),
+		"Acquire":             errOf(c.Acquire(ctx, "x", 2, write)),
+		"TryAcquire":          errOf(c.TryAcquire(ctx, "x", 2, write)),
+		"TryLock with Holder": errOf(c.TryLock(ctx, "x", write, fencelock.Holder("h"))),
+		"TryLock of no keys":  errOf(c.TryLock(ctx, "x", fencelock.Write(driver.Write{}))),
+		"TryLockAll":          err,
+	} {
+		wantErr(t, what+" with Write", err, fencelock.ErrInvalid)
+	}
+	if d.writes != 0 {
+		t.Errorf("writes: got %d, want none", d.writes)
+	}
+	for i := range 2 {
+		if _, err := c.TryLock(ctx, "x", write); (i == 0) != (err == nil) || d.writes != 1 {
+			t.Errorf("TryLock %d with Write: got %v and %d writes, want the first to be granted and one write", i+1, err, d.writes)
+		}
 	}
 }

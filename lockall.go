@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/fencelock/fencelock/driver"
 )
 
 // LockAll locks all names or none. They are taken in byte order, duplicates once, so that callers with
@@ -23,6 +25,8 @@ func (c *Client) TryLockAll(ctx context.Context, names []string, opts ...Option)
 	return c.lockAll(ctx, names, opts, false, c.TryLock)
 }
 
+var errWriteOfAll = driver.Invalid("Write with several", "names", "is for TryLock only: the write of one name could not be taken back")
+
 func (c *Client) lockAll(ctx context.Context, names []string, opts []Option, wait bool,
 	lock func(context.Context, string, ...Option) (*Lease, error)) (*LeaseSet, error) {
 	names = slices.Compact(slices.Sorted(slices.Values(names)))
@@ -37,6 +41,9 @@ func (c *Client) lockAll(ctx context.Context, names []string, opts []Option, wai
 	}
 	if ctx == nil {
 		return nil, c.opError("lock all", nameOfAll, errNilContext)
+	}
+	if cfg.write != nil {
+		return nil, c.opError("lock all", nameOfAll, errWriteOfAll)
 	}
 	if cfg.waitFor > 0 && wait {
 		var cancel context.CancelFunc

@@ -3,6 +3,7 @@ package fencelock
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -41,6 +42,7 @@ type config struct {
 	fair                   bool
 	label                  string
 	holder                 string
+	write                  *driver.Write
 	err                    error
 }
 
@@ -138,6 +140,24 @@ func Holder(id string) Option {
 		c.holder = id
 		if id == "" {
 			c.check(driver.Invalid("Holder", id, "must not be empty"))
+		}
+	})
+}
+
+// Write makes TryLock do a write of yours in the step that takes the lock: both happen or neither does, and there is one request.
+// Package redisguard makes such an option for keys of Redis, which also raises their mark. A backend that cannot do so is an
+// error matching [errors.ErrUnsupported]; TryLock is the only method that takes it, and it goes with no [Holder].
+//
+// Nothing is written if the lock is held or a request was not executed: [ErrHeld], [ErrInvalid], [ErrUnavailable]. A write that fails
+// leaves no lock and is ErrUnavailable as well, with the server's error, and what a script did before it failed stays done. After
+// any other error, as [ErrUncertain] or that of the context, it may have been written: only the lock is given back.
+//
+// There must be keys, and none may be empty.
+func Write(w driver.Write) Option {
+	return optionFunc(func(c *config) {
+		c.write = &w
+		if len(w.Keys) == 0 || slices.Contains(w.Keys, "") {
+			c.check(driver.Invalid("Write with keys", w.Keys, "must have at least one, and none that is empty"))
 		}
 	})
 }

@@ -87,6 +87,21 @@ func (c *Client) configure(ctx context.Context, a *attempt, opts []Option) error
 	case a.cfg.fair && c.queue == nil:
 		return unsupported(c.d, string(Queueing))
 	}
+	return c.checkWrite(a, permit)
+}
+
+// checkWrite refuses a write where it could not be done, or not as part of one grant.
+func (c *Client) checkWrite(a *attempt, permit bool) error {
+	switch {
+	case a.cfg.write == nil:
+		return nil
+	case a.wait || permit:
+		return driver.Invalid("Write with", a.op, "is for TryLock only: nobody else's step can do it at a grant")
+	case a.cfg.holder != "":
+		return driver.Invalid("Write with Holder", a.cfg.holder, "must not be used together: a lease that is shared is not granted")
+	case !has[driver.Writer](c.d):
+		return unsupported(c.d, "write in the step that grants")
+	}
 	return nil
 }
 
@@ -159,6 +174,10 @@ func (c *Client) ask(ctx context.Context, a *attempt, w *waiter) (answer driver.
 	answer, err = call(ctx, c, c.requestTimeout(w.ttl), func(ctx context.Context) (driver.Answer, error) {
 		if a.name.Kind == KindPermit {
 			return c.sem.Acquire(ctx, r)
+		}
+		if a.cfg.write != nil {
+			w, _ := driver.As[driver.Writer](c.d)
+			return w.LockAndWrite(ctx, r, *a.cfg.write)
 		}
 		return c.d.Lock(ctx, r)
 	}, func(answer driver.Answer, err error) {

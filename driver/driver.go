@@ -11,7 +11,7 @@
 // # What is optional
 //
 // [Driver] is all that is demanded. Everything else is an interface of its own ([Semaphore],
-// [FencingSource], [Queue], [Notifier], [Lister], [ForceUnlocker]) and is claimed by implementing it.
+// [FencingSource], [Queue], [Notifier], [Lister], [ForceUnlocker], [Writer]) and is claimed by implementing it.
 // A method that would only answer "cannot" must not be there: the engine reports what is missing as an
 // error matching [errors.ErrUnsupported].
 //

@@ -93,6 +93,12 @@
 // greater. The last token of a name is kept in a key of its own, which outlives the lock, also when it
 // is released, expires or is taken away by force.
 //
+// A [driver.Write] is a script in Lua as EVAL runs it, without a first line "#!lua": KEYS are its keys and ARGV its arguments, of
+// which the last is the token, in 16 digits. On a Cluster its keys must have the hash tag of the lock's, which is the lock's name or
+// the tag in it. It has failed if it raises an error or answers one; what else it answers is dropped. It uses the rights of the
+// driver's client. With WaitReplicas, if too few confirm, the lease is given back, but not the write, so the outcome counts as
+// unknown. Package guard/redisguard makes such writes, with the mark that refuses stale writers.
+//
 // # What it does not do
 //
 // It does not spread a lock over independent servers; that is Redlock. It does not wait for the disk, nor, unless
@@ -138,7 +144,7 @@ type Options struct {
 }
 
 // Driver implements [driver.Driver] and all its optional interfaces: [driver.Semaphore],
-// [driver.FencingSource], [driver.Queue], [driver.Notifier], [driver.Lister] and [driver.ForceUnlocker].
+// [driver.FencingSource], [driver.Queue], [driver.Notifier], [driver.Lister], [driver.ForceUnlocker] and [driver.Writer].
 type Driver struct{ *steps }
 
 type steps = redislua.Driver

@@ -33,3 +33,7 @@ func TestCluster(t *testing.T)                  { redisbackend.GoRedis.TestClust
 func TestSlotMigration(t *testing.T)            { redisbackend.GoRedis.TestSlotMigration(t) }
 func TestTLS(t *testing.T)                      { redisbackend.GoRedis.TestTLS(t, true) }
 func TestSentinelTLS(t *testing.T)              { redisbackend.GoRedis.TestSentinelTLS(t) }
+
+func TestWrite(t *testing.T)                 { redisbackend.GoRedis.TestWrite(t) }
+func TestWriteWhoseReplyIsLost(t *testing.T) { redisbackend.GoRedis.TestWriteWhoseReplyIsLost(t) }
+func TestWriteInTheSlot(t *testing.T)        { redisbackend.GoRedis.TestWriteInTheSlot(t) }

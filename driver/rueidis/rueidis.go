@@ -82,7 +82,7 @@ type Options struct {
 }
 
 // Driver implements [driver.Driver] and all its optional interfaces: [driver.Semaphore],
-// [driver.FencingSource], [driver.Queue], [driver.Notifier], [driver.Lister] and [driver.ForceUnlocker].
+// [driver.FencingSource], [driver.Queue], [driver.Notifier], [driver.Lister], [driver.ForceUnlocker] and [driver.Writer].
 type Driver struct{ *steps }
 
 type steps = redislua.Driver

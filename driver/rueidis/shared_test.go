@@ -38,3 +38,7 @@ func TestTLS(t *testing.T)                 { redisbackend.Rueidis.TestTLS(t, fal
 func TestWaitReplicas(t *testing.T)        { redisbackend.Rueidis.TestWaitReplicas(t) }
 func TestClusterWaitReplicas(t *testing.T) { redisbackend.Rueidis.TestClusterWaitReplicas(t) }
 func TestSentinelTLS(t *testing.T)         { redisbackend.Rueidis.TestSentinelTLS(t) }
+
+func TestWrite(t *testing.T)                 { redisbackend.Rueidis.TestWrite(t) }
+func TestWriteWhoseReplyIsLost(t *testing.T) { redisbackend.Rueidis.TestWriteWhoseReplyIsLost(t) }
+func TestWriteInTheSlot(t *testing.T)        { redisbackend.Rueidis.TestWriteInTheSlot(t) }

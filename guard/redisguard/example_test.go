@@ -2,6 +2,7 @@ package redisguard_test
 
 import (
 	"context"
+	"errors"
 	"log"
 	"time"
 
@@ -33,5 +34,34 @@ func ExampleGuard_Do() {
 	})
 	if err != nil {
 		log.Fatal(err) // matches guard.ErrStale if somebody else has written since
+	}
+}
+
+// The lock is taken, the mark raised and the order marked as in work by one request, or nothing of it.
+func ExampleWrite() {
+	ctx := context.Background()
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	defer rdb.Close()
+	d, err := goredis.New(rdb, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	locks, err := fencelock.New(d)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close()
+
+	lease, err := locks.TryLock(ctx, "orders/7", redisguard.Write("SET", "{orders/7}:state", "in work"))
+	switch {
+	case errors.Is(err, fencelock.ErrHeld):
+		return // another one works on it, and nothing was written
+	case err != nil:
+		log.Fatal(err)
+	}
+	defer lease.Release(ctx)
+	err = redisguard.New(rdb).Do(ctx, lease.Token(), "SET", "{orders/7}:state", "done").Err()
+	if err != nil {
+		log.Fatal(err) // matches guard.ErrStale if somebody else has had the lock since
 	}
 }

@@ -19,11 +19,13 @@ package redisguard
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/driver"
 	"github.com/fencelock/fencelock/guard"
 	"github.com/fencelock/fencelock/internal/hashtag"
@@ -33,13 +35,17 @@ import (
 var guarded string
 
 // Script is a Lua script that runs guarded. Make it once.
-type Script struct{ script *redis.Script }
+type Script struct {
+	text   string
+	script *redis.Script
+}
 
 // NewScript makes a script. src sees its keys and arguments as ever. It must not declare itself by a first line "#!lua".
 // If it fails in its middle the token stays admitted, as what it wrote before stays written.
 func NewScript(src string) *Script {
 	// A function of its own, so that src may declare 200 local variables and return from anywhere.
-	return &Script{redis.NewScript(guarded + "return (function()\n" + src + "\nend)()")}
+	text := guarded + "return (function()\n" + src + "\nend)()"
+	return &Script{text, redis.NewScript(text)}
 }
 
 var (
@@ -88,11 +94,43 @@ func (g *Guard) run(ctx context.Context, t guard.Token, s *Script, keys []string
 	cmd := s.script.Run(ctx, g.client,
 		append(keys[:len(keys):len(keys)], MarkKey(keys[0])),
 		append(args[:len(args):len(args)], fmt.Sprintf("%016d", uint64(t)))...)
-	if err := cmd.Err(); err != nil && strings.HasPrefix(err.Error(), "FENCELOCKSTALE ") {
+	if err := cmd.Err(); err != nil && stale(err.Error()) {
 		cmd.SetErr(guard.Stale(keys[0]))
 	}
 	return cmd
 }
+
+// Write makes TryLock execute a command about the key, as [Guard.Do] does, in the step that takes the lock: one round trip, in
+// which the lock is taken, the mark of the key is raised to the new token and the command is executed, or nothing of it. It is for
+// clients over driver/goredis or driver/rueidis on the server that has the key; on a Cluster the key must be in the lock's slot, as
+// "{orders/7}:state" is for the lock "orders/7", and is else refused with an error matching [driver.ErrInvalid]. What the
+// command answers is dropped. Errors are those of [fencelock.Write], and match [guard.ErrStale] if a higher token than the new one
+// was admitted, for example that of another lock.
+func Write(name, key string, args ...string) fencelock.Option {
+	return write(command, []string{key}, append([]string{name, key}, args...))
+}
+
+// WriteScript is [Write] for a script, as [Guard.Run] runs it: the mark is that of the first of the keys. If it fails in its middle
+// the token stays admitted and what it wrote stays written, and the lock is not taken.
+func WriteScript(s *Script, keys []string, args ...string) fencelock.Option {
+	return write(s, keys, args)
+}
+
+func write(s *Script, keys, args []string) fencelock.Option {
+	w := driver.Write{Script: s.text, Keys: keys, Args: args}
+	if len(keys) > 0 { // without any, the option is refused
+		w.Keys = append(keys[:len(keys):len(keys)], MarkKey(keys[0]))
+		w.Failed = func(message string) error {
+			if stale(message) {
+				return guard.Stale(keys[0])
+			}
+			return errors.New(message)
+		}
+	}
+	return fencelock.Write(w)
+}
+
+func stale(message string) bool { return strings.HasPrefix(message, "FENCELOCKSTALE ") }
 
 func check(t guard.Token, keys []string) error {
 	switch {

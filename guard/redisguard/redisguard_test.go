@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/conformance/servers"
 	"github.com/fencelock/fencelock/driver"
+	"github.com/fencelock/fencelock/driver/goredis"
 	"github.com/fencelock/fencelock/guard"
 	"github.com/fencelock/fencelock/guard/guardtest"
 	"github.com/fencelock/fencelock/guard/redisguard"
@@ -197,5 +200,135 @@ func TestMarkKey(t *testing.T) {
 		if got := redisguard.MarkKey(key); got != want {
 			t.Errorf("mark of %q: got %q, want %q", key, got, want)
 		}
+	}
+}
+
+func newLocks(t *testing.T, c *redis.Client) *fencelock.Client {
+	t.Helper()
+	d, err := goredis.New(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	locks, err := fencelock.New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := locks.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return locks
+}
+
+// TestWriteWithTheLock takes locks and writes in one request.
+func TestWriteWithTheLock(t *testing.T) {
+	s := startRedis(t)
+	c := newClient(t, s)
+	g, locks, rivals := redisguard.New(c), newLocks(t, c), newLocks(t, newClient(t, s))
+	ctx := t.Context()
+	holds := func(key, want string) {
+		t.Helper()
+		if got, err := c.Get(ctx, key).Result(); err != nil || got != want {
+			t.Fatalf("%s: got %q, %v, want %q", key, got, err, want)
+		}
+	}
+	take := func(option fencelock.Option) *fencelock.Lease {
+		t.Helper()
+		l, err := locks.TryLock(ctx, "a", option)
+		if err != nil {
+			t.Fatalf("TryLock that writes: got %v, want nil", err)
+		}
+		return l
+	}
+	release := func(l *fencelock.Lease) {
+		t.Helper()
+		if err := errors.Join(l.Extend(ctx, time.Minute), l.Release(ctx)); err != nil {
+			t.Fatalf("Extend and Release of a lease that was taken so: got %v, want nil", err)
+		}
+	}
+
+	first := take(redisguard.Write("SET", "state", "first")) // the server learns the scripts
+	release(first)
+	before := requests(t, c)
+	second := take(redisguard.Write("SET", "state", "second"))
+	if got := requests(t, c) - before - 1; got != 1 { // the asking counts as well
+		t.Errorf("requests of a TryLock that writes: got %d, want 1 (W2)", got)
+	}
+	holds("state", "second")
+	holds(redisguard.MarkKey("state"), fmt.Sprintf("%016d", uint64(second.Token())))
+	if err := g.Do(ctx, first.Token(), "SET", "state", "late").Err(); !errors.Is(err, guard.ErrStale) {
+		t.Errorf("write of the former holder: got %v, want ErrStale", err)
+	}
+	if _, err := rivals.TryLock(ctx, "a", redisguard.Write("SET", "state", "rival")); !errors.Is(err, fencelock.ErrHeld) {
+		t.Errorf("TryLock that writes while held: got %v, want ErrHeld (L1)", err)
+	}
+	holds("state", "second")
+	if err := g.Do(ctx, second.Token(), "SET", "state", "more").Err(); err != nil {
+		t.Errorf("a further write of the holder: got %v, want nil", err)
+	}
+	release(second)
+
+	third := take(redisguard.WriteScript(write, []string{"state", "hash"}, "third"))
+	holds("state", "third")
+	if err := g.Do(ctx, second.Token(), "SET", "state", "late").Err(); !errors.Is(err, guard.ErrStale) {
+		t.Errorf("write of the former holder: got %v, want ErrStale", err)
+	}
+	release(third)
+
+	// A write that fails, and one that is stale, leave no lock.
+	for want, key := range map[string]string{"WRONGTYPE": "hash", "stale": "marked"} {
+		if err := g.Raise(ctx, third.Token()+guard.Token(time.Hour/time.Microsecond), "marked"); err != nil {
+			t.Fatal(err)
+		}
+		_, err := locks.TryLock(ctx, "a", redisguard.Write("APPEND", key, "x"))
+		if !errors.Is(err, fencelock.ErrUnavailable) || !strings.Contains(err.Error(), want) || errors.Is(err, guard.ErrStale) != (want == "stale") {
+			t.Errorf("TryLock whose write fails: got %v, want ErrUnavailable with %s", err, want)
+		}
+		l, err := rivals.TryLock(ctx, "a")
+		if err != nil {
+			t.Fatalf("TryLock after one whose write failed: got %v, want nil (L7)", err)
+		}
+		release(l)
+	}
+	if got := c.Exists(ctx, "marked").Val(); got != 0 {
+		t.Error("a stale write was done")
+	}
+
+	for what, option := range map[string]fencelock.Option{
+		"no keys":   redisguard.WriteScript(write, nil),
+		"empty key": redisguard.Write("SET", "", "x"),
+	} {
+		if _, err := locks.TryLock(ctx, "a", option); !errors.Is(err, fencelock.ErrInvalid) {
+			t.Errorf("TryLock with a write of %s: got %v, want ErrInvalid", what, err)
+		}
+	}
+}
+
+// TestWriteOnce lets the client library repeat a request that took the lock and wrote, and whose reply was lost.
+func TestWriteOnce(t *testing.T) {
+	s := startRedis(t)
+	p, err := servers.NewProxy(s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	repeating := redis.NewClient(&redis.Options{Addr: p.Addr(), MaxRetries: 3})
+	t.Cleanup(func() { repeating.Close() })
+	locks, c := newLocks(t, repeating), newClient(t, s)
+	if _, err := locks.TryLock(t.Context(), "warm", redisguard.Write("INCR", "other")); err != nil {
+		t.Fatal(err) // the server knows the scripts now
+	}
+	dropped := p.DropNextReply(&servers.DropOptions{RequestWith: redisguard.MarkKey("count")})
+	l, err := locks.TryLock(t.Context(), "a", redisguard.Write("INCR", "count"))
+	if err != nil {
+		t.Fatalf("TryLock whose first reply was lost: got %v, want nil (L5)", err)
+	}
+	<-dropped
+	if got := c.Get(t.Context(), "count").Val(); got != "1" {
+		t.Errorf("writes of a request that was repeated: got %s, want 1 (L5)", got)
+	}
+	if got, want := c.Get(t.Context(), redisguard.MarkKey("count")).Val(), fmt.Sprintf("%016d", uint64(l.Token())); got != want {
+		t.Errorf("mark after a request that was repeated: got %s, want the lease's token, %s (T3)", got, want)
 	}
 }

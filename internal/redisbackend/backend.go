@@ -52,6 +52,7 @@ type Full interface {
 	driver.Notifier
 	driver.Lister
 	driver.ForceUnlocker
+	driver.Writer
 }
 
 // GoRedis is driver/goredis.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/driver"
+	"github.com/fencelock/fencelock/internal/hashtag"
 )
 
 // Request asks for a name once.
@@ -65,7 +66,7 @@ func StepsOn(t *testing.T, d Full, n driver.Name) []Step {
 		}
 		return err
 	}
-	return []Step{
+	steps := []Step{
 		{"Lock", func(d Full) error {
 			a, err := d.Lock(ctx, Request(n, holder.ID, 2*time.Minute)) // an expiry that is there already is not written again
 			return state(a.State, driver.Granted, err)
@@ -125,6 +126,17 @@ func StepsOn(t *testing.T, d Full, n driver.Name) []Step {
 			return state(a.State, driver.Waiting, err)
 		}},
 	}
+	if n.Kind == driver.KindLock {
+		tag, ok := hashtag.Of(n.Name)
+		if !ok {
+			tag = n.Name
+		}
+		steps = append(steps, Step{"LockAndWrite", func(d Full) error {
+			a, err := d.LockAndWrite(ctx, Request(n, holder.ID, 2*time.Minute), appending("fencelock:{"+tag+"}", "not again"))
+			return state(a.State, driver.Granted, err)
+		}})
+	}
+	return steps
 }
 
 // BothKinds runs a test for a lock and for a semaphore.
@@ -206,6 +218,10 @@ func (b Driver) TestOutOfMemory(t *testing.T) {
 		refused("Lock that would queue", err)
 		_, err = d.NextToken(ctx, free, 0)
 		refused("NextToken", err)
+		if n.Kind == driver.KindLock {
+			_, err = d.LockAndWrite(ctx, Request(free, NewID(), time.Minute), appending("list", ""))
+			refused("LockAndWrite", err)
+		}
 
 		if r := d.Extend(ctx, []driver.Extension{{Owner: holder, TTL: time.Hour}})[0]; r.Err != nil || r.State != driver.Granted {
 			t.Errorf("Extend without memory: got %+v, want granted (F108)", r)

@@ -111,6 +111,10 @@ func waitReplicas(t *testing.T, d Full, stop, start func(), s, replica Server) {
 	if took := time.Since(began); took > Patience {
 		t.Errorf("Lock of 100ms without the replica: took %v", took)
 	}
+	written := Request(LockName("{x}written"), NewID(), 100*time.Millisecond)
+	if _, err := d.LockAndWrite(ctx, written, appending("{x}list", "")); err == nil || errors.Is(err, driver.ErrUnavailable) {
+		t.Errorf("LockAndWrite without the replica: got %v, want an error that leaves open whether it was written (L8)", err)
+	}
 	MustRelease(t, d, h)
 	e.Next(t, driver.EventRecheck, "when the lock is handed over: nobody has confirmed it yet")
 	poll := []driver.Poll{{Owner: w, TTL: time.Minute, Claim: 30 * time.Second}}

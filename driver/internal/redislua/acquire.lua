@@ -14,9 +14,7 @@ return run(function()
 		return WAITING
 	end
 	if count() < tonumber(limit) and call('ZCARD', Q) == 0 then
-		mine = mint(floor)
-		put(id, mine, ttl, about)
-		return mine
+		return take(id, ttl, floor, about)
 	end
 	if claim == 0 then return HELD end
 	enqueue(id, claim, claim .. ' ' .. limit .. ' ' .. floor .. ' ' .. channel .. ' ' .. about)

@@ -30,13 +30,19 @@ local function write(...)
 	return reply
 end
 
+-- The text of an error.
+local function reason(failure)
+	if type(failure) == 'table' then failure = failure.err end
+	failure = tostring(failure)
+	return string.match(failure, '%u%u%u+ .*') or failure -- Redis 6 puts the place in front
+end
+
 -- Runs a step. If it fails before it wrote anything, it surely did not happen.
 local function run(step, ...)
 	wrote = false
 	local ok, answer = pcall(step, ...)
 	if ok then return answer end
-	if type(answer) == 'table' then answer = answer.err end
-	answer = string.match(answer, '%u%u%u+ .*') or answer -- Redis 6 puts the place in front
+	answer = reason(answer)
 	if wrote then answer = 'FENCELOCKHALF ' .. answer end
 	return {err = answer}
 end

@@ -22,6 +22,10 @@ var (
 	permit string
 	//go:embed queue.lua
 	queue string
+	//go:embed take.lua
+	take string
+	//go:embed write.lua
+	write string
 	//go:embed acquire.lua
 	acquire string
 	//go:embed release.lua
@@ -57,7 +61,7 @@ type steps struct{ acquire, release, extend, poll, force, list *Script }
 var (
 	scripts = [...]*steps{
 		driver.KindLock: {
-			acquire: script(acquireLockFast, prelude, lock, queue, acquire),
+			acquire: script(acquireLockFast, prelude, lock, queue, take, acquire),
 			release: script(releaseLockFast, prelude, lock, queue, release),
 			extend:  script(prelude, lock, extend),
 			poll:    script(prelude, lock, queue, poll),
@@ -65,7 +69,7 @@ var (
 			list:    script(prelude, lock, list),
 		},
 		driver.KindPermit: {
-			acquire: script(prelude, permit, queue, acquire),
+			acquire: script(prelude, permit, queue, take, acquire),
 			release: script(prelude, permit, queue, release),
 			extend:  script(prelude, permit, extend),
 			poll:    script(prelude, permit, queue, poll),
