@@ -304,7 +304,16 @@ func evicted(ctx context.Context, s *stage) (err error) {
 	redis := s.servers[0].(*servers.Redis)
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: nothing was evicted"))
 	defer cancel()
-	for _, args := range [][]string{{"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}, {"CONFIG", "SET", "maxmemory", "3mb"}} {
+	info, err := redis.Do(ctx, "INFO", "memory")
+	if err != nil {
+		return err
+	}
+	_, used, _ := strings.Cut(fmt.Sprint(info), "used_memory:")
+	var bytes int64
+	if _, err := fmt.Sscan(used, &bytes); err != nil {
+		return fmt.Errorf("lab: memory in use: %w", err)
+	}
+	for _, args := range [][]string{{"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}, {"CONFIG", "SET", "maxmemory", fmt.Sprint(bytes + 1<<20)}} {
 		if _, err := redis.Do(ctx, args...); err != nil {
 			return err
 		}
