@@ -1,0 +1,71 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// tiny is enough to see that every subject works at every measure.
+var tiny = sizes{Rounds: 1, Pairs: 5, Handover: 300 * time.Millisecond, Waiters: []crowd{{4, 2}}, Held: []int{20},
+	HeldFor: 100 * time.Millisecond, Stall: 100 * time.Millisecond}
+
+// TestEveryMeasure runs all measures on all backends, which fail by themselves if a lock is not exclusive, is lost, or
+// has no token. It looks at no speed.
+func TestEveryMeasure(t *testing.T) {
+	for _, backend := range []string{"redis", "etcd", "postgres"} {
+		t.Run(backend, func(t *testing.T) {
+			r, err := measureAll(t.Context(), t.Output(), tiny, []string{backend})
+			if err != nil {
+				t.Fatalf("measure: got %v, want nil", err)
+			}
+			seen := map[string]bool{}
+			for _, x := range r.Results {
+				if len(x.Rounds) != tiny.Rounds {
+					t.Errorf("%s, %s: got %d rounds, want %d", x.Subject, x.Measure, len(x.Rounds), tiny.Rounds)
+				}
+				seen[x.Kind] = true
+			}
+			for _, kind := range []string{"pair", "crowd", "handover", "held", "stall"} {
+				if !seen[kind] {
+					t.Errorf("measures: got %v, want also %q", seen, kind)
+				}
+			}
+			if text := r.markdown(); !strings.Contains(text, "### Bars") {
+				t.Errorf("report: got %q, want a table of bars", text)
+			}
+		})
+	}
+}
+
+// TestPageIsWhatTheCodeWrites fails when the code writes other tables than docs/performance.md has of the same figures.
+func TestPageIsWhatTheCodeWrites(t *testing.T) {
+	data, err := os.ReadFile("../docs/performance.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r run
+	if err := json.Unmarshal(data, &r); err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("../docs/performance.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := inserted(string(page), r.markdown())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(page) != want {
+		t.Errorf("docs/performance.md differs from what the code writes of docs/performance.json; got:\n%s\nwant:\n%s", page, want)
+	}
+	svg, err := os.ReadFile("../docs/performance.svg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(svg) != r.svg() {
+		t.Error("docs/performance.svg differs from what the code draws of docs/performance.json")
+	}
+}

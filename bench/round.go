@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+)
+
+// A result is what all rounds have shown of one subject in one measure.
+type result struct {
+	Backend string   `json:"backend"`
+	Kind    string   `json:"kind"`
+	Measure string   `json:"measure"`
+	Subject string   `json:"subject"`
+	Floor   bool     `json:"floor"`
+	Rounds  []values `json:"rounds"`
+}
+
+// A run is everything that one run has shown.
+type run struct {
+	Machine  string   `json:"machine"`
+	Versions []string `json:"versions"`
+	Sizes    sizes    `json:"sizes"`
+	Results  []result `json:"results"`
+}
+
+// measureAll lets the subjects take their turns at each measure, round after round. Each turn is on new clients; a
+// backend's server lives for one measure.
+func measureAll(ctx context.Context, progress io.Writer, z sizes, backends []string) (run, error) {
+	out := run{Sizes: z, Machine: fmt.Sprintf("%s/%s, %d processors", runtime.GOOS, runtime.GOARCH, runtime.NumCPU())}
+	out.Versions = append(out.Versions, runtime.Version())
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range info.Deps {
+			for _, part := range []string{"go-redis", "rueidis", "redsync", "redislock", "etcd/client/v3", "pgx/v5"} {
+				if strings.Contains(m.Path, part) {
+					out.Versions = append(out.Versions, m.Path+" "+m.Version)
+				}
+			}
+		}
+	}
+	for _, backend := range backends {
+		for i, m := range measures(z) {
+			version, results, err := measureOne(ctx, progress, z, backend, m)
+			if err != nil {
+				return out, err
+			}
+			if i == 0 {
+				out.Versions = append(out.Versions, version)
+			}
+			out.Results = append(out.Results, results...)
+		}
+	}
+	return out, nil
+}
+
+func measureOne(ctx context.Context, progress io.Writer, z sizes, backend string, m measure) (version string, results []result, err error) {
+	s, err := startServer(ctx, backend)
+	if err != nil {
+		return "", nil, err
+	}
+	defer func() {
+		if closed := s.Close(); err == nil {
+			err = closed
+		}
+	}()
+	var turns []subject
+	for _, of := range subjects() {
+		floor := slices.Contains(of.floor, m.kind)
+		if of.backend == backend && (floor || of.floor == nil && m.only(of)) {
+			turns = append(turns, of)
+			results = append(results, result{Backend: backend, Kind: m.kind, Measure: m.name, Subject: of.name, Floor: floor})
+		}
+	}
+	for round := range z.Rounds {
+		for i, of := range turns {
+			fmt.Fprintf(progress, "%s, %s, round %d: %s\n", backend, m.name, round+1, of.name) //nolint:errcheck // progress only
+			v, err := m.run(ctx, s, of, m.ttl)
+			if err != nil {
+				return "", nil, fmt.Errorf("%s, %s: %w", of.name, m.name, err)
+			}
+			results[i].Rounds = append(results[i].Rounds, v)
+		}
+	}
+	return s.version, results, nil
+}
+
+// floorOf answers the floor of a result.
+func (r run) floorOf(of result) (result, bool) {
+	for _, f := range r.Results {
+		if f.Floor && f.Backend == of.Backend && f.Measure == of.Measure {
+			return f, true
+		}
+	}
+	return result{}, false
+}
+
+// median is of what the rounds have shown.
+func (r result) median(column string) (float64, bool) {
+	return median(r.Rounds, func(_ int, v values) (float64, bool) { x, ok := v[column]; return x, ok })
+}
+
+// ratio is the median of the ratios to the floor in the same round.
+func (r result) ratio(column string, floor result) (float64, bool) {
+	return median(r.Rounds, func(i int, v values) (float64, bool) {
+		x, ok := v[column]
+		return x / floor.Rounds[i][column], ok && floor.Rounds[i][column] > 0
+	})
+}
+
+func median(rounds []values, of func(int, values) (float64, bool)) (float64, bool) {
+	var all []float64
+	for i, v := range rounds {
+		if x, ok := of(i, v); ok {
+			all = append(all, x)
+		}
+	}
+	if len(all) == 0 {
+		return 0, false
+	}
+	slices.Sort(all)
+	return all[len(all)/2], true
+}
