@@ -2,6 +2,8 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"strings"
 	"testing"
@@ -42,16 +44,22 @@ func TestEveryMeasure(t *testing.T) {
 
 // TestPageIsWhatTheCodeWrites fails when the code writes other tables than docs/performance.md has of the same figures.
 func TestPageIsWhatTheCodeWrites(t *testing.T) {
+	page, err := os.ReadFile("../docs/performance.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	data, err := os.ReadFile("../docs/performance.json")
+	if errors.Is(err, fs.ErrNotExist) {
+		if !strings.Contains(string(page), begin+"\n"+end) {
+			t.Error("docs/performance.md has tables without the figures that they were written from")
+		}
+		return
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	var r run
 	if err := json.Unmarshal(data, &r); err != nil {
-		t.Fatal(err)
-	}
-	page, err := os.ReadFile("../docs/performance.md")
-	if err != nil {
 		t.Fatal(err)
 	}
 	want, err := inserted(string(page), r.markdown())
