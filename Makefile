@@ -1,6 +1,6 @@
 # make         builds the command
 # make test    provides the servers, runs everything, ends with a table of what ran where
-# make docs    writes what the latest make test has shown into docs/choosing.md
+# make docs    writes what the latest make test has shown into docs/choosing.md, and what the lab shows into docs/behaviour.md
 # make lint    the linters of .golangci.yaml
 # make bench   fencelock, raw commands and other libraries in turn, into docs/performance.md; BENCH=--quick is shorter;
 #              then the benchmarks of the drivers
@@ -18,8 +18,9 @@ build:
 test: servers
 	./test.sh
 
-docs:
+docs: servers
 	./test.sh docs
+	go run ./cmd/fencelock compare --docs docs
 
 servers:
 	conformance/servers/provide.sh
@@ -35,6 +36,9 @@ bench: servers
 	go test -run '^$$' -bench Waiters -benchtime 3x ./driver/etcd
 	go test -run '^$$' -bench 'Uncontended|Handover' -benchtime 2000x ./driver/postgres
 	go test -run '^$$' -bench Extensions -benchtime 3x ./driver/postgres
+	go test -run '^$$' -bench 'Pair|Crowd' -benchtime 9x ./driver/redlock
+	go test -run '^$$' -bench OneStopped -benchtime 1000x ./driver/redlock
+	go test -run '^$$' -bench Both -benchtime 500x ./driver/migrate
 	go test -run '^$$' -bench . -benchtime 3x .
 
 profile: servers

@@ -13,6 +13,7 @@ import (
 	_ "github.com/fencelock/fencelock/driver/goredis"
 	_ "github.com/fencelock/fencelock/driver/memory"
 	_ "github.com/fencelock/fencelock/driver/postgres"
+	_ "github.com/fencelock/fencelock/driver/redlock"
 	_ "github.com/fencelock/fencelock/driver/rueidis"
 )
 
@@ -86,8 +87,14 @@ func backends(t *testing.T) []string {
 	closing(t, etcd, err)
 	pg, err := servers.StartPostgres(t.Context(), nil)
 	closing(t, pg, err)
+	masters := make([]string, 3)
+	for i := range masters {
+		one, err := servers.StartRedis(t.Context(), nil)
+		closing(t, one, err)
+		masters[i] = one.Addr()
+	}
 	return []string{"memory:", "file://" + t.TempDir(), "redis://" + redis.Addr(), "rueidis://" + redis.Addr() + "?namespace=other",
-		"etcd://" + etcd.Addr(), pg.URL()}
+		"etcd://" + etcd.Addr(), pg.URL(), "redlock://" + strings.Join(masters, ",")}
 }
 
 func closing(t *testing.T, s interface{ Close() error }, err error) {

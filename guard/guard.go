@@ -13,6 +13,7 @@
 //	redisguard  keys of Redis, by a command or a script of yours
 //	etcdguard   keys of etcd, in a transaction of yours
 //	httpguard   an HTTP server that gets the token in a header, and its clients
+//	grpcguard   a gRPC server that gets the token in the metadata, and its clients
 //
 // guardtest is the suite that they all pass, for guards of your own.
 //
@@ -23,6 +24,7 @@ package guard
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 
 	"github.com/fencelock/fencelock/driver"
@@ -50,6 +52,15 @@ func CheckToken(t Token) error {
 		return driver.Invalid("token", t, "must be that of a lease, 1 to 2^53 - 1")
 	}
 	return nil
+}
+
+// ParseToken reads a token that came as text, in decimal digits. Errors match [driver.ErrInvalid]. It is for guards.
+func ParseToken(s string) (Token, error) {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return 0, driver.Invalid("token", s, "must be a number of decimal digits")
+	}
+	return Token(n), CheckToken(Token(n))
 }
 
 // Guard guards resources inside one process. Its marks end with it, so it is for what ends with the process as well,

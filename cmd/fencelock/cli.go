@@ -41,7 +41,7 @@ type command struct {
 var commands []*command
 
 func init() {
-	commands = []*command{runCommand, lsCommand, unlockCommand, tokenCommand, versionCommand, helpCommand}
+	commands = []*command{runCommand, lsCommand, unlockCommand, tokenCommand, migrateCommand, compareCommand, versionCommand, helpCommand}
 }
 
 func find(name string) *command {

@@ -108,13 +108,13 @@ func TestExitCodes(t *testing.T) {
 	}
 	for name, code := range map[string][2]int{
 		"held": {exitHeld, 193}, "unavailable": {exitUnavailable, 194}, "lost": {exitLost, 195}, "usage": {exitUsage, 196},
-		"failed": {exitFailed, 197}, "not executable": {exitNotExecutable, 126}, "not found": {exitNotFound, 127},
+		"failed": {exitFailed, 197}, "not safe": {exitNotSafe, 198}, "not executable": {exitNotExecutable, 126}, "not found": {exitNotFound, 127},
 	} {
 		if code[0] != code[1] {
 			t.Errorf("exit code of %s: got %d, want %d, which the documentation promises", name, code[0], code[1])
 		}
 	}
-	for _, code := range []string{"193", "194", "195", "196", "197"} {
+	for _, code := range []string{"193", "194", "195", "196", "197", "198"} {
 		if !codes[code] {
 			t.Errorf("exit codes: %s is not in the table", code)
 		}

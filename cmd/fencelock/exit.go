@@ -20,6 +20,7 @@ const (
 	exitLost          = 195
 	exitUsage         = 196
 	exitFailed        = 197
+	exitNotSafe       = 198
 )
 
 // exitCodes is the table of the help and the documentation.
@@ -34,6 +35,7 @@ var exitCodes = []struct{ code, meaning string }{
 	{"195", "of run: the lock was lost while the command ran, or before it could start"},
 	{"196", "wrong usage: flag, argument or URL"},
 	{"197", "anything else: the backend cannot do this, the output cannot be written"},
+	{"198", "of migrate: the step is not safe yet, or was not within --wait; nothing was changed"},
 }
 
 // exitError ends the program with a code. A nil err says that there is nothing to add on stderr.

@@ -73,8 +73,12 @@ installed; whoever clears the cache frees all its locks.
   redis+sentinel://h1,h2,h3/0?master=name
                                    the same behind Sentinel; rediss+sentinel://
   redis+cluster://h1,h2,h3         a Redis Cluster; rediss+cluster://
+  redlock://h1,h2,h3               a majority of independent Redis servers; redlocks:// with TLS
   etcd://host1,host2,host3         an etcd cluster; etcds:// with TLS
   postgres://host:5432/database    a PostgreSQL database
+  migrate://?from=URL&to=URL&phase=PHASE
+                                   two of these, while one moves from the first to the second; the
+                                   URLs are escaped. See fencelock help migrate
   memory:                          nothing outside this process: for trying out
 
 All who are to exclude each other must use the same URL. "fencelock version" prints the one in
@@ -91,7 +95,7 @@ func exitCodesHelp() string {
 		table += e.code + "\t" + e.meaning + "\n"
 	}
 	return align(table, 3) + `
-The codes 193 to 197 are used by neither shells (1, 2, 126 to 192), sysexits.h (64 to 78), timeout
+The codes 193 to 198 are used by neither shells (1, 2, 126 to 192), sysexits.h (64 to 78), timeout
 and env (124 to 127) nor systemd (200 and above). A command that itself ends with one of them cannot
 be told apart from fencelock; the message on stderr can.
 `

@@ -121,7 +121,9 @@ type entry struct {
 // seconds is d in seconds, with three decimals.
 func seconds(d time.Duration) float64 { return float64(d.Milliseconds()) / 1000 }
 
-func jsonOf(held []fencelock.Holding, now time.Time) string {
+func jsonOf(held []fencelock.Holding, now time.Time) string { return encode(entriesOf(held, now)) }
+
+func entriesOf(held []fencelock.Holding, now time.Time) []entry {
 	entries := make([]entry, 0, len(held))
 	for _, h := range held {
 		e := entry{
@@ -136,11 +138,16 @@ func jsonOf(held []fencelock.Holding, now time.Time) string {
 		}
 		entries = append(entries, e)
 	}
+	return entries
+}
+
+// encode writes JSON for people.
+func encode(v any) string {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	if err := enc.Encode(entries); err != nil {
+	if err := enc.Encode(v); err != nil {
 		panic(err) // strings, numbers and times always encode
 	}
 	return b.String()

@@ -15,10 +15,14 @@ import (
 	_ "github.com/fencelock/fencelock/driver/file"
 	_ "github.com/fencelock/fencelock/driver/goredis"
 	_ "github.com/fencelock/fencelock/driver/memory"
+	_ "github.com/fencelock/fencelock/driver/migrate"
 	_ "github.com/fencelock/fencelock/driver/postgres"
+	_ "github.com/fencelock/fencelock/driver/redlock"
 	_ "github.com/fencelock/fencelock/driver/rueidis"
+	"github.com/fencelock/fencelock/lab"
 )
 
 func main() {
+	lab.Main() // returns unless compare has started this process as one of its workers
 	os.Exit(run(context.Background(), os.Args[1:], os.Environ(), os.Stdin, os.Stdout, os.Stderr))
 }

@@ -463,6 +463,10 @@ func TestUsage(t *testing.T) {
 		{"no quoted Go string", []string{"unlock", "--force", "--quoted", "x"}},
 		{"one NAME", []string{"token"}},
 		{"no arguments", []string{"version", "x"}},
+		{"there is no backend redish", []string{"compare", "--backend", "redis,redish"}},
+		{"there is no scenario rain", []string{"compare", "--scenario", "rain"}},
+		{"at least 1", []string{"compare", "--runs", "0"}},
+		{"no arguments", []string{"compare", "x"}},
 		{"one topic", []string{"help", "run", "ls"}},
 		{"there is no lock", []string{"help", "lock"}},
 	} {

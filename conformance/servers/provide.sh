@@ -1,5 +1,5 @@
 #!/bin/sh
-# provide.sh makes sure that the programs which package servers starts are installed: what is missing comes from Debian's
+# provide.sh makes sure that the programs which package servers starts, and the browser that looks at the lab's page, are installed: what is missing comes from Debian's
 # packages, which needs root or a sudo without password. It does nothing when all are there, and never starts a service.
 set -eu
 
@@ -9,6 +9,7 @@ redis-server                          redis-server
 gcc                                   gcc libc6-dev
 /usr/lib/postgresql/*/bin/postgres    postgresql
 /usr/sbin/pgbouncer                   pgbouncer
+chromium                              chromium
 '
 
 say() { echo "provide.sh: $*" >&2; }

@@ -3,8 +3,12 @@ package worker
 import (
 	"context"
 	"math/rand/v2"
+	"net/http"
+	"net/url"
 	"sync"
 	"time"
+
+	"github.com/fencelock/fencelock/guard/httpguard"
 )
 
 // Load is what many goroutines do with a few names, all at once: waits, attempts, waits that are cancelled,
@@ -34,6 +38,9 @@ type Load struct {
 	Short time.Duration
 	// WaitFor bounds each wait.
 	WaitFor time.Duration
+	// Guard is the URL of a server with a guard as package httpguard has it: the holder of a lock writes under its token
+	// to the path of the lock's name, once. Empty = no writes.
+	Guard string
 }
 
 // Permits is a semaphore and the limits with which it is asked for.
@@ -85,6 +92,9 @@ func (l Load) once(ctx context.Context, c *Recorded, r *rand.Rand) {
 	if err != nil {
 		return
 	}
+	if l.Guard != "" && ask.Limit == 0 {
+		write(ctx, lease, l.Guard+"/"+url.PathEscape(ask.Name))
+	}
 	switch {
 	case ask.NoRenew:
 		select {
@@ -107,6 +117,18 @@ func (l Load) once(ctx context.Context, c *Recorded, r *rand.Rand) {
 		lease.Err()
 	}
 	lease.Release(ctx)
+}
+
+// write is for the server to judge, whatever becomes of it: a late holder is refused.
+func write(ctx context.Context, lease *Lease, resource string) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPut, resource, nil)
+	if err != nil {
+		return
+	}
+	client := http.Client{Transport: &httpguard.Transport{Lease: lease.lease}}
+	if a, err := client.Do(r); err == nil {
+		a.Body.Close()
+	}
 }
 
 func (l Load) target(r *rand.Rand) Ask {

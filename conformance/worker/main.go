@@ -153,6 +153,8 @@ func (w *server) do(ctx context.Context, q order, lease *Lease) (fencelock.Token
 	case "load":
 		q.Load.Run(ctx, w.client)
 		return 0, nil
+	case "work":
+		return 0, q.Work.Run(ctx, w.client)
 	}
 	if lease == nil {
 		return 0, fmt.Errorf("worker: %s of a lease that was not taken", q.Op)

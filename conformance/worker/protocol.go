@@ -29,6 +29,7 @@ type order struct {
 	Of   uint64 `json:",omitempty"` // the order whose lease is meant, or that is to be cancelled
 	Ask  *Ask   `json:",omitempty"`
 	Load *Load  `json:",omitempty"`
+	Work *Work  `json:",omitempty"`
 	TTL  time.Duration
 }
 

@@ -268,6 +268,12 @@ func (w *Worker) Run(ctx context.Context, l Load) error {
 	return err
 }
 
+// Work makes the worker carry out a work, and returns when that is done. Errors are as of Take.
+func (w *Worker) Work(ctx context.Context, k Work) error {
+	_, _, err := w.do(ctx, order{Op: "work", Work: &k})
+	return err
+}
+
 // Token is that of the lease.
 func (l *Remote) Token() fencelock.Token { return l.token }
 

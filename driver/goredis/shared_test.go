@@ -32,3 +32,4 @@ func TestOpenIsBounded(t *testing.T)            { redisbackend.GoRedis.TestOpenI
 func TestCluster(t *testing.T)                  { redisbackend.GoRedis.TestCluster(t) }
 func TestSlotMigration(t *testing.T)            { redisbackend.GoRedis.TestSlotMigration(t) }
 func TestTLS(t *testing.T)                      { redisbackend.GoRedis.TestTLS(t, true) }
+func TestSentinelTLS(t *testing.T)              { redisbackend.GoRedis.TestSentinelTLS(t) }

@@ -2,6 +2,7 @@ package memory_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/driver"
@@ -25,4 +26,17 @@ func TestConformance(t *testing.T) {
 			conformance.Requests: "nothing is sent",
 		},
 	})
+}
+
+// TestOwnStore: drivers made without a store share nothing.
+func TestOwnStore(t *testing.T) {
+	r := driver.Request{Owner: driver.Owner{Name: driver.Name{Kind: driver.KindLock, Name: "x"}, ID: "a"}, TTL: time.Minute, Limit: 1}
+	for range 2 {
+		d := memory.New(nil)
+		defer d.Close()
+		if a, err := d.Lock(t.Context(), r); err != nil || a.State != driver.Granted {
+			t.Errorf("Lock on a driver with a store of its own: got %v and error %v, want granted (L1)", a.State, err)
+		}
+		r.ID += "b"
+	}
 }

@@ -55,8 +55,11 @@ func NewStore() *Store {
 	return &Store{began: time.Now(), names: make(map[driver.Name]*state.Name), driver: make(map[string]*Driver)}
 }
 
-// New connects one more driver to the store. It never fails.
+// New connects one more driver to the store, or to a store of its own if that is nil. It never fails.
 func New(s *Store) *Driver {
+	if s == nil {
+		s = NewStore()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.last++

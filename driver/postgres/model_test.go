@@ -31,6 +31,7 @@ func TestModel(t *testing.T) {
 			m := newModel(t, s, rand.New(rand.NewPCG(seed, 0)), driver.Name{Kind: kind, Name: "na\x00me \xff{}/'%"})
 			for range 80 {
 				m.step()
+				m.sole()
 			}
 			m.pushes()
 		})
@@ -84,6 +85,18 @@ func newModel(t *testing.T, s *servers.Postgres, r *rand.Rand, n driver.Name) *m
 
 func (m *model) now() state.Now {
 	return state.Now{Lease: int64(m.moved), Token: time.Now().UnixMicro()}
+}
+
+// sole checks what lock and release rely on: besides the owner in the row of the name there is nobody.
+func (m *model) sole() {
+	m.t.Helper()
+	got := psql(m.t, m.server, `SELECT n.sole, l.owners, w.owners FROM fencelock.names n
+		CROSS JOIN LATERAL (SELECT string_agg(owner, ',') AS owners FROM fencelock.leases l WHERE (l.ns, l.kind, l.name) = (n.ns, n.kind, n.name)) l
+		CROSS JOIN LATERAL (SELECT string_agg(owner, ',') AS owners FROM fencelock.waiters w WHERE (w.ns, w.kind, w.name) = (n.ns, n.kind, n.name)) w
+		WHERE n.ns = '%s' AND n.sole IS NOT NULL AND (n.sole <> l.owners OR w.owners IS NOT NULL)`, m.ns)
+	if got != "" {
+		m.fail("sole owner, holders, waiters: got %s, want nobody besides (L1, W4)", got)
+	}
 }
 
 func (m *model) ttl() time.Duration { return time.Duration(2*m.r.IntN(3)+1) * tick }

@@ -173,7 +173,7 @@ func (d *Driver) Lock(ctx context.Context, r driver.Request) (driver.Answer, err
 	done := d.asking.begin(r.ID)
 	defer done()
 	var a answer
-	err := d.step(ctx, "lock($1,$2::int2,$3,$4,$5::int8,$6::int4,$7::int8,$8,$9,$10::int8,$11)",
+	err := d.step(ctx, "lock($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11)",
 		a.scan(), d.ns, int16(r.Name.Kind), []byte(r.Name.Name), r.ID, r.TTL.Microseconds(), int32(min(r.Limit, mostPermits)),
 		int64(r.Floor), []byte(r.Holder), r.Wait, r.Claim.Microseconds(), d.inbox.address())
 	if err != nil {
@@ -200,7 +200,7 @@ func (d *Driver) Release(ctx context.Context, o driver.Owner) (bool, error) {
 	d.asking.wait(ctx, o.ID)
 	var found bool
 	var granted []string
-	err := d.step(ctx, "release($1,$2::int2,$3,$4,$5)", []any{&found, &granted},
+	err := d.step(ctx, "release($1,$2,$3,$4,$5)", []any{&found, &granted},
 		d.ns, int16(o.Name.Kind), []byte(o.Name.Name), o.ID, d.inbox.address())
 	if err != nil {
 		return false, err

@@ -32,13 +32,15 @@ CREATE DOMAIN fencelock.floor AS bigint CHECK (VALUE BETWEEN 0 AND 1::bigint << 
 CREATE DOMAIN fencelock.duration AS bigint CHECK (VALUE BETWEEN 0 AND 366 * 86400000000); -- in microseconds
 
 -- What is remembered of a name. Its row is locked by every step that takes, gives or queues, before that
--- step looks at anything else. last is the last token.
+-- step looks at anything else. last is the last token. sole spares an uncontended pair a look: '' says that the name has
+-- neither lease nor waiter, an owner that it has none besides a lease of this owner, and null nothing.
 CREATE TABLE fencelock.names (
 	ns   text COLLATE "C" NOT NULL,
 	kind smallint NOT NULL,
 	name bytea NOT NULL,
 	last bigint NOT NULL,
 	used timestamptz NOT NULL,
+	sole text COLLATE "C",
 	PRIMARY KEY (ns, kind, name)
 ) WITH (fillfactor = 70);
 
@@ -74,8 +76,11 @@ CREATE INDEX waiters_place ON fencelock.waiters (ns, kind, name, place);
 
 CREATE FUNCTION fencelock.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';
 
+-- later, mint and begin become part of the statements of lock and release, which have the search path of their caller: hence the
+-- schema with each operator and function.
+
 CREATE FUNCTION fencelock.later(p_from timestamptz, p_by bigint) RETURNS timestamptz LANGUAGE sql STABLE
-AS $$ SELECT p_from + p_by * interval '1 microsecond' $$;
+AS $$ SELECT p_from OPERATOR(pg_catalog.+) (p_by OPERATOR(pg_catalog.*) interval '1 microsecond') $$;
 
 CREATE FUNCTION fencelock.elapsed(p_from timestamptz, p_to timestamptz) RETURNS bigint LANGUAGE sql STABLE
 AS $$ SELECT round(extract(epoch FROM p_to - p_from) * 1000000)::bigint $$;
@@ -85,25 +90,33 @@ CREATE FUNCTION fencelock.micros(p_t timestamptz) RETURNS bigint LANGUAGE sql ST
 AS $$ SELECT round(extract(epoch FROM p_t) * 1000000)::bigint $$;
 
 CREATE FUNCTION fencelock.mint(p_last bigint, p_floor bigint, p_now timestamptz) RETURNS bigint LANGUAGE sql STABLE
-AS $$ SELECT greatest(p_last + 1, p_floor + 1, round(extract(epoch FROM p_now) * 1000000)::bigint) $$;
+AS $$ SELECT greatest(p_last OPERATOR(pg_catalog.+) 1, p_floor OPERATOR(pg_catalog.+) 1,
+	pg_catalog.round(extract(epoch FROM p_now) OPERATOR(pg_catalog.*) 1000000)::bigint) $$;
 
--- begin is called first by every step. It refuses where a step cannot be what it must be, and makes the commit
--- durable: only here, since behind a pooler nobody can know what a session is set to. It is the initial value of a variable, since that takes no
--- statement.
-CREATE FUNCTION fencelock.begin() RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION fencelock.refuse() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-	IF pg_is_in_recovery() THEN
+	IF pg_catalog.pg_is_in_recovery() THEN
 		RAISE EXCEPTION USING ERRCODE = 'FL001',
 			MESSAGE = 'this server is a hot standby: locks live on the primary only';
 	END IF;
-	IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('transaction_read_only') <> 'off' THEN
-		-- With one snapshot for the whole step it would miss what was committed while it waited for the row.
-		RAISE EXCEPTION USING ERRCODE = 'FL002',
-			MESSAGE = 'a step needs a transaction that is READ COMMITTED and READ WRITE';
-	END IF;
-	RETURN (current_setting('synchronous_commit') IN ('on', 'remote_apply') OR set_config('synchronous_commit', 'on', true) = 'on')
-		AND set_config('lock_timeout', '5s', true) IS NOT NULL;
+	-- With one snapshot for the whole step it would miss what was committed while it waited for the row.
+	RAISE EXCEPTION USING ERRCODE = 'FL002',
+		MESSAGE = 'a step needs a transaction that is READ COMMITTED and READ WRITE';
 END $$;
+
+-- begin is called first by every step. It refuses where a step cannot be what it must be, and makes the commit
+-- durable: only here, since behind a pooler nobody can know what a session is set to. Plans are to use the indexes however few rows a table
+-- had when they were made. It is the initial value of a variable, since that takes no statement.
+CREATE FUNCTION fencelock.begin() RETURNS boolean LANGUAGE sql AS $$
+	SELECT CASE
+		WHEN pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'
+			OR pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.<>) 'off' -- so on a standby
+		THEN fencelock.refuse()
+		ELSE (pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) ANY (ARRAY['on', 'remote_apply'])
+				OR pg_catalog.set_config('synchronous_commit', 'on', true) IS NOT NULL)
+			AND pg_catalog.set_config('lock_timeout', '5s', true) IS NOT NULL
+			AND pg_catalog.set_config('enable_seqscan', 'off', true) IS NOT NULL
+		END $$;
 
 -- enter locks the name's row, made if need be, and answers the last token.
 CREATE FUNCTION fencelock.enter(p_ns text, p_kind smallint, p_name bytea) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -130,6 +143,14 @@ CREATE FUNCTION fencelock.leave(p_ns text, p_kind smallint, p_name bytea, p_last
 BEGIN
 	UPDATE fencelock.names n SET last = p_last, used = p_now
 		WHERE n.ns = p_ns AND n.kind = p_kind AND n.name = p_name AND (n.last <> p_last OR n.used < p_now - interval '1 hour');
+END $$;
+
+-- settle is leave for a step that may have changed who holds and waits.
+CREATE FUNCTION fencelock.settle(p_ns text, p_kind smallint, p_name bytea, p_last bigint, p_now timestamptz, p_sole text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	UPDATE fencelock.names n SET last = p_last, used = p_now, sole = p_sole
+		WHERE n.ns = p_ns AND n.kind = p_kind AND n.name = p_name
+			AND (n.last <> p_last OR n.used < p_now - interval '1 hour' OR n.sole IS DISTINCT FROM p_sole);
 END $$;
 
 -- serve drops what has expired and grants to the head of the queue while the head's own limit allows it. The caller
@@ -231,15 +252,15 @@ BEGIN
 	END IF;
 END $$;
 
--- What follows are the steps. States: 0 ask alone, 1 held, 2 granted, 3 waiting, 4 gone, 5 locked.
+-- What follows are the steps, but for contend and yield, which are parts. States: 0 ask alone, 1 held, 2 granted, 3 waiting, 4 gone, 5 locked.
 
-CREATE FUNCTION fencelock.lock(p_ns text, p_kind smallint, p_name fencelock.key, p_owner fencelock.id, p_ttl fencelock.duration,
+-- contend is lock for a name that is not known to be free.
+CREATE FUNCTION fencelock.contend(p_ns text, p_kind smallint, p_name fencelock.key, p_owner fencelock.id, p_ttl fencelock.duration,
 	p_most fencelock.most, p_floor fencelock.floor, p_holder fencelock.holder, p_wait boolean, p_claim fencelock.duration,
 	p_mine fencelock.channel,
 	OUT state smallint, OUT token bigint, OUT ttl bigint, OUT granted text[])
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-	v_begun boolean := fencelock.begin();
 	v_now timestamptz;
 	v_last bigint;
 	v_name record;
@@ -251,23 +272,6 @@ BEGIN
 	END IF;
 	v_last := fencelock.enter(p_ns, p_kind, p_name);
 	v_now := clock_timestamp(); -- not before the row is ours: what the step before this one wrote must not lie in the future
-	token := fencelock.mint(v_last, p_floor, v_now);
-	-- If there is nobody, not even somebody expired, there is nothing to serve. That is seen by a statement that began when the
-	-- row was ours.
-	WITH lease AS (
-		INSERT INTO fencelock.leases
-			SELECT p_ns, p_kind, p_name, p_owner, lock.token, fencelock.later(v_now, p_ttl), p_holder
-			WHERE NOT EXISTS (SELECT FROM fencelock.leases l WHERE l.ns = p_ns AND l.kind = p_kind AND l.name = p_name)
-				AND NOT EXISTS (SELECT FROM fencelock.waiters w WHERE w.ns = p_ns AND w.kind = p_kind AND w.name = p_name)
-			RETURNING true)
-	UPDATE fencelock.names n SET last = lock.token, used = v_now FROM lease
-		WHERE n.ns = p_ns AND n.kind = p_kind AND n.name = p_name;
-	IF FOUND THEN
-		state := 2;
-		ttl := p_ttl;
-		RETURN;
-	END IF;
-	token := NULL;
 	v_name := fencelock.serve(p_ns, p_kind, p_name, v_now, p_mine, v_last);
 	v_last := v_name.p_last;
 	granted := v_name.granted;
@@ -288,6 +292,7 @@ BEGIN
 	END IF;
 	IF state IS NULL AND v_name.queued = 0 AND v_name.held < p_most THEN
 		v_last := fencelock.mint(v_last, p_floor, v_now);
+		v_name.held := v_name.held + 1;
 		INSERT INTO fencelock.leases VALUES (p_ns, p_kind, p_name, p_owner, v_last, fencelock.later(v_now, p_ttl), p_holder);
 		state := 2;
 		token := v_last;
@@ -301,7 +306,51 @@ BEGIN
 			FROM fencelock.waiters w WHERE w.ns = p_ns AND w.kind = p_kind AND w.name = p_name;
 		state := 3;
 	END IF;
-	PERFORM fencelock.leave(p_ns, p_kind, p_name, v_last, v_now);
+	IF state = 1 THEN
+		PERFORM fencelock.leave(p_ns, p_kind, p_name, v_last, v_now);
+	ELSE
+		PERFORM fencelock.settle(p_ns, p_kind, p_name, v_last, v_now,
+			CASE WHEN state = 2 AND v_name.held = 1 AND v_name.queued = 0 THEN p_owner END);
+	END IF;
+END $$;
+
+-- lock and release are mostly for a name that nobody else wants, and what they do then is here. To set a search path or to check domains
+-- would take as long as one of the statements: hence they write the schema with each operator, function and type, and leave everything
+-- else, arguments out of bounds too, to contend and yield. They need not look who holds or waits, since sole is read from
+-- the row that they have locked.
+
+CREATE FUNCTION fencelock.lock(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_ttl bigint, p_most integer, p_floor bigint,
+	p_holder bytea, p_wait boolean, p_claim bigint, p_mine text,
+	OUT state smallint, OUT token bigint, OUT ttl bigint, OUT granted text[])
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+	v_begun boolean := fencelock.begin();
+	v_sound boolean := pg_catalog.octet_length(p_owner) OPERATOR(pg_catalog.<=) 256 AND p_owner OPERATOR(pg_catalog.<>) ''
+		AND pg_catalog.octet_length(p_holder) OPERATOR(pg_catalog.<=) 1024
+		AND p_floor OPERATOR(pg_catalog.>=) 0 AND p_floor OPERATOR(pg_catalog.<=) 9007199254740992
+		AND p_ttl OPERATOR(pg_catalog.>=) 0 AND p_ttl OPERATOR(pg_catalog.<=) 31622400000000;
+	v_answer pg_catalog.record;
+BEGIN
+	IF v_sound THEN
+		UPDATE fencelock.names n
+			SET last = fencelock.mint(n.last, p_floor, pg_catalog.clock_timestamp()), used = pg_catalog.clock_timestamp(), sole = p_owner
+			WHERE n.ns OPERATOR(pg_catalog.=) p_ns AND n.kind OPERATOR(pg_catalog.=) p_kind AND n.name OPERATOR(pg_catalog.=) p_name
+				AND n.sole OPERATOR(pg_catalog.=) ''
+			RETURNING n.last INTO token;
+		IF FOUND THEN
+			-- By the clock after the row was ours: what the step before this one wrote must not lie in the future.
+			INSERT INTO fencelock.leases VALUES (p_ns, p_kind, p_name, p_owner, token,
+				fencelock.later(pg_catalog.clock_timestamp(), p_ttl), p_holder);
+			state := 2;
+			ttl := p_ttl;
+			RETURN;
+		END IF;
+	END IF;
+	v_answer := fencelock.contend(p_ns, p_kind, p_name, p_owner, p_ttl, p_most, p_floor, p_holder, p_wait, p_claim, p_mine);
+	state := v_answer.state;
+	token := v_answer.token;
+	ttl := v_answer.ttl;
+	granted := v_answer.granted;
 END $$;
 
 -- extend prolongs many leases. It waits for no row: those that somebody has locked are answered 5 and to be sent again, or
@@ -309,7 +358,7 @@ END $$;
 -- few, hence a custom one.
 CREATE FUNCTION fencelock.extend(p_ns text, p_kinds smallint[], p_names bytea[], p_owners text[], p_ttls fencelock.duration[],
 	OUT i bigint, OUT state smallint, OUT token bigint, OUT ttl bigint) RETURNS SETOF record
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET plan_cache_mode = force_custom_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -345,7 +394,7 @@ END $$;
 
 CREATE FUNCTION fencelock.extend_one(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_ttl fencelock.duration,
 	OUT state smallint, OUT token bigint, OUT ttl bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	v_begun boolean := fencelock.begin();
 	v_now timestamptz;
@@ -361,19 +410,18 @@ BEGIN
 	ttl := v_mine.ttl;
 END $$;
 
-CREATE FUNCTION fencelock.release(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_mine text, OUT ended boolean, OUT granted text[])
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+-- yield is release for a name that others may hold or want, or where nothing is to be released.
+CREATE FUNCTION fencelock.yield(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_mine text, OUT ended boolean, OUT granted text[])
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-	v_begun boolean := fencelock.begin();
 	v_now timestamptz;
 	v_last bigint;
-	v_used timestamptz;
 	v_expires timestamptz;
 	v_others boolean;
 	v_name record;
 BEGIN
 	ended := false;
-	SELECT n.last, n.used INTO v_last, v_used FROM fencelock.names n
+	SELECT n.last INTO v_last FROM fencelock.names n
 		WHERE n.ns = p_ns AND n.kind = p_kind AND n.name = p_name FOR NO KEY UPDATE;
 	IF NOT FOUND THEN
 		RETURN;
@@ -404,21 +452,53 @@ BEGIN
 			RETURNING w.expires INTO v_expires;
 		ended := coalesce(v_expires > v_now, false);
 	END IF;
-	IF v_others = false AND v_used >= v_now - interval '1 hour' THEN
-		RETURN; -- there is nobody to be served
+	IF v_others = false THEN -- there is nobody to be served
+		PERFORM fencelock.settle(p_ns, p_kind, p_name, v_last, v_now, '');
+		RETURN;
 	END IF;
 	v_name := fencelock.serve(p_ns, p_kind, p_name, v_now, p_mine, v_last);
 	granted := v_name.granted;
-	IF v_name.p_last <> v_last OR v_used < v_now - interval '1 hour' THEN
+	IF v_name.held = 0 AND v_name.queued = 0 THEN
+		PERFORM fencelock.settle(p_ns, p_kind, p_name, v_name.p_last, v_now, '');
+	ELSE
 		PERFORM fencelock.leave(p_ns, p_kind, p_name, v_name.p_last, v_now);
 	END IF;
+END $$;
+
+CREATE FUNCTION fencelock.release(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_mine text, OUT ended boolean, OUT granted text[])
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+	v_begun boolean := fencelock.begin();
+	v_expires timestamp with time zone;
+	v_answer pg_catalog.record;
+BEGIN
+	UPDATE fencelock.names n SET sole = ''
+		WHERE n.ns OPERATOR(pg_catalog.=) p_ns AND n.kind OPERATOR(pg_catalog.=) p_kind AND n.name OPERATOR(pg_catalog.=) p_name
+			AND n.sole OPERATOR(pg_catalog.=) p_owner;
+	IF FOUND THEN
+		-- A lease with an xmax may be pinned, which is not to be waited for: yield sees to that. (A pin that comes between this look and
+		-- the deletion is waited for.)
+		DELETE FROM fencelock.leases l
+			WHERE l.ns OPERATOR(pg_catalog.=) p_ns AND l.kind OPERATOR(pg_catalog.=) p_kind AND l.name OPERATOR(pg_catalog.=) p_name
+				AND l.owner OPERATOR(pg_catalog.=) p_owner AND l.xmax OPERATOR(pg_catalog.=) '0'::pg_catalog.xid
+			RETURNING l.expires INTO v_expires;
+		IF FOUND THEN
+			ended := v_expires OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp();
+			RETURN;
+		END IF;
+		UPDATE fencelock.names n SET sole = NULL
+			WHERE n.ns OPERATOR(pg_catalog.=) p_ns AND n.kind OPERATOR(pg_catalog.=) p_kind AND n.name OPERATOR(pg_catalog.=) p_name;
+	END IF;
+	v_answer := fencelock.yield(p_ns, p_kind, p_name, p_owner, p_mine);
+	ended := v_answer.ended;
+	granted := v_answer.granted;
 END $$;
 
 -- poll renews many entries of queues. Like extend it waits for nobody and answers 5 if an entry is locked. An owner that
 -- holds by now or, if p_serve, whose name is to be served is answered 0 and to be sent to poll_one.
 CREATE FUNCTION fencelock.poll(p_ns text, p_kinds smallint[], p_names bytea[], p_owners text[], p_claims fencelock.duration[],
 	p_serve boolean, OUT i bigint, OUT state smallint) RETURNS SETOF record
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET plan_cache_mode = force_custom_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -462,7 +542,7 @@ END $$;
 CREATE FUNCTION fencelock.poll_one(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_ttl fencelock.duration,
 	p_claim fencelock.duration, p_mine text,
 	OUT state smallint, OUT token bigint, OUT ttl bigint, OUT granted text[])
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	v_begun boolean := fencelock.begin();
 	v_now timestamptz;
@@ -497,7 +577,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION fencelock.next_token(p_ns text, p_kind smallint, p_name fencelock.key, p_floor fencelock.floor, OUT token bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	v_begun boolean := fencelock.begin();
 	v_now timestamptz;
@@ -509,7 +589,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION fencelock.advance(p_ns text, p_kind smallint, p_name fencelock.key, p_floor fencelock.floor) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	v_begun boolean := fencelock.begin();
 	v_last bigint;
@@ -519,16 +599,15 @@ BEGIN
 END $$;
 
 CREATE FUNCTION fencelock.force_unlock(p_ns text, p_kind smallint, p_name bytea, p_mine text, OUT ended integer, OUT granted text[])
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	v_begun boolean := fencelock.begin();
 	v_now timestamptz;
 	v_last bigint;
-	v_used timestamptz;
 	v_name record;
 BEGIN
 	ended := 0;
-	SELECT n.last, n.used INTO v_last, v_used FROM fencelock.names n
+	SELECT n.last INTO v_last FROM fencelock.names n
 		WHERE n.ns = p_ns AND n.kind = p_kind AND n.name = p_name FOR NO KEY UPDATE;
 	IF NOT FOUND THEN
 		RETURN;
@@ -540,7 +619,9 @@ BEGIN
 	GET DIAGNOSTICS ended = ROW_COUNT;
 	v_name := fencelock.serve(p_ns, p_kind, p_name, v_now, p_mine, v_last);
 	granted := v_name.granted;
-	IF v_name.p_last <> v_last OR v_used < v_now - interval '1 hour' THEN
+	IF v_name.held = 0 AND v_name.queued = 0 THEN
+		PERFORM fencelock.settle(p_ns, p_kind, p_name, v_name.p_last, v_now, '');
+	ELSE
 		PERFORM fencelock.leave(p_ns, p_kind, p_name, v_name.p_last, v_now);
 	END IF;
 END $$;
@@ -548,7 +629,7 @@ END $$;
 -- list answers one page of live leases: those after a kind, name and owner or, if p_only is not null, of that name.
 CREATE FUNCTION fencelock.list(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_only boolean, p_page integer,
 	OUT kind smallint, OUT name bytea, OUT owner text, OUT token bigint, OUT ttl bigint, OUT holder bytea) RETURNS SETOF record
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
 	v_begun boolean := fencelock.begin();
@@ -566,7 +647,7 @@ END $$;
 -- at the end. It waits for no row of a name.
 CREATE FUNCTION fencelock.sweep(p_ns text, p_kind smallint, p_name bytea, p_page integer, p_mine text,
 	OUT kind smallint, OUT name bytea)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
 	v_begun boolean := fencelock.begin();

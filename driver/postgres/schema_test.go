@@ -203,6 +203,47 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 }
 
+// TestSearchPath: a role that puts operators, functions and types of its own before those of the system does not have the steps call
+// them, with the rights of the owner.
+func TestSearchPath(t *testing.T) {
+	t.Parallel()
+	role, address := asRole(t, leastRights...)
+	s := sharedServer(t)
+	psql(t, s, `CREATE SCHEMA %[1]s;
+		GRANT USAGE ON SCHEMA %[1]s TO %[1]s;
+		CREATE FUNCTION %[1]s.trap() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE ''trapped''; END';
+		CREATE DOMAIN %[1]s.timestamptz AS pg_catalog.timestamptz CHECK (%[1]s.trap());
+		CREATE DOMAIN %[1]s.xid AS pg_catalog.xid CHECK (%[1]s.trap());
+		CREATE TYPE %[1]s.record AS (trap integer);
+		CREATE FUNCTION %[1]s.clock_timestamp() RETURNS pg_catalog.timestamptz LANGUAGE sql AS 'SELECT NULL::pg_catalog.timestamptz WHERE %[1]s.trap()';
+		CREATE FUNCTION %[1]s.round(numeric) RETURNS numeric LANGUAGE sql AS 'SELECT $1 WHERE %[1]s.trap()';
+		CREATE FUNCTION %[1]s.current_setting(text) RETURNS text LANGUAGE sql AS 'SELECT $1 WHERE %[1]s.trap()';
+		CREATE FUNCTION %[1]s.set_config(text, text, boolean) RETURNS text LANGUAGE sql AS 'SELECT $1 WHERE %[1]s.trap()'`, role)
+	for _, kind := range []string{"text", "bytea"} {
+		psql(t, s, "CREATE FUNCTION %[1]s.octet_length(%[2]s) RETURNS integer LANGUAGE sql AS 'SELECT 1 WHERE %[1]s.trap()'", role, kind)
+	}
+	for _, operator := range []string{"=", "<>", "<=", ">=", ">", "<", "+", "-", "*"} {
+		for i, kinds := range [][2]string{{"text", "text"}, {"bytea", "bytea"}, {"smallint", "smallint"}, {"bigint", "bigint"}, {"bigint", "integer"},
+			{"integer", "integer"}, {"numeric", "integer"}, {"pg_catalog.xid", "pg_catalog.xid"}, {"pg_catalog.timestamptz", "pg_catalog.timestamptz"},
+			{"pg_catalog.timestamptz", "interval"}, {"bigint", "interval"}} {
+			psql(t, s, `CREATE FUNCTION %[1]s.f%[5]d(%[3]s, %[4]s) RETURNS boolean LANGUAGE sql AS 'SELECT %[1]s.trap()';
+				CREATE OPERATOR %[1]s.%[2]s (FUNCTION = %[1]s.f%[5]d, LEFTARG = %[3]s, RIGHTARG = %[4]s);
+				ALTER FUNCTION %[1]s.f%[5]d(%[3]s, %[4]s) RENAME TO f%[5]d_%[6]x`, role, operator, kinds[0], kinds[1], i, operator)
+		}
+	}
+	psql(t, s, "ALTER ROLE %[1]s SET search_path = %[1]s, pg_catalog", role)
+	d := on(t, address, namespace())
+	if _, err := d.pool.Exec(t.Context(), "SELECT 'a'::text = 'a'::text"); err == nil || !strings.Contains(err.Error(), "trapped") {
+		t.Fatalf("comparison with this search path: got %v, want a trap", err)
+	}
+	everyStep(t, d)
+	for range 3 { // the first one makes the name
+		r := request("again", time.Minute)
+		locked(t, d, r, driver.Granted, "L1")
+		released(t, d, r.Owner, true)
+	}
+}
+
 // TestArguments: a role that may call the steps, whatever it tells them, cannot spoil a name for others.
 func TestArguments(t *testing.T) {
 	t.Parallel()

@@ -37,3 +37,4 @@ func TestSlotMigration(t *testing.T)       { redisbackend.Rueidis.TestSlotMigrat
 func TestTLS(t *testing.T)                 { redisbackend.Rueidis.TestTLS(t, false) }
 func TestWaitReplicas(t *testing.T)        { redisbackend.Rueidis.TestWaitReplicas(t) }
 func TestClusterWaitReplicas(t *testing.T) { redisbackend.Rueidis.TestClusterWaitReplicas(t) }
+func TestSentinelTLS(t *testing.T)         { redisbackend.Rueidis.TestSentinelTLS(t) }

@@ -15,7 +15,6 @@ import (
 	"io"
 	"mime"
 	"net/http"
-	"strconv"
 
 	"github.com/fencelock/fencelock/guard"
 )
@@ -135,14 +134,11 @@ func parse(values []string) (guard.Token, error) {
 	if len(values) == 0 {
 		return 0, errNoToken
 	}
-	n, err := strconv.ParseUint(values[0], 10, 64)
+	t, err := guard.ParseToken(values[0])
 	if err != nil || len(values) > 1 {
 		return 0, errBadToken
 	}
-	if guard.CheckToken(guard.Token(n)) != nil {
-		return 0, errBadToken
-	}
-	return guard.Token(n), nil
+	return t, nil
 }
 
 type contextKey struct{}

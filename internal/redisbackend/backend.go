@@ -210,7 +210,8 @@ func look(b *conformance.Backend, namespace string, nodes []servers.Server) {
 	}
 }
 
-func keys(t testing.TB, s servers.Server, namespace string) []string {
+// Keys lists the keys of a namespace on the server.
+func Keys(t testing.TB, s servers.Server, namespace string) []string {
 	t.Helper()
 	return query(t, s, func(ctx context.Context, c *redis.Client) ([]string, error) {
 		return c.Keys(ctx, namespace+":*").Result()
@@ -221,7 +222,7 @@ func keys(t testing.TB, s servers.Server, namespace string) []string {
 func Leftovers(t testing.TB, s servers.Server, namespace string, n driver.Name) (left []string) {
 	t.Helper()
 	kind := map[driver.Kind]string{driver.KindLock: "l", driver.KindPermit: "p"}[n.Kind]
-	for _, key := range keys(t, s, namespace) {
+	for _, key := range Keys(t, s, namespace) {
 		part, _, _ := strings.Cut(strings.TrimPrefix(key, namespace+":"), ":")
 		if strings.HasPrefix(part, kind) && part != kind+"f" && strings.HasSuffix(key, "{"+n.Name+"}") {
 			left = append(left, key)
@@ -233,7 +234,7 @@ func Leftovers(t testing.TB, s servers.Server, namespace string, n driver.Name) 
 // Audit looks for keys that live for ever (L7, T5).
 func Audit(t testing.TB, s servers.Server, namespace string) {
 	t.Helper()
-	for _, key := range keys(t, s, namespace) {
+	for _, key := range Keys(t, s, namespace) {
 		left := query(t, s, func(ctx context.Context, c *redis.Client) (int64, error) {
 			return c.Do(ctx, "PTTL", key).Int64()
 		})

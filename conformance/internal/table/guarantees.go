@@ -53,6 +53,7 @@ var stated = []struct {
 		"rueidis":  {"there is one primary that forgets nothing it acknowledged and never evicts, and its clock is not stepped forward", nil},
 		"etcd":     {"a majority of the members lives, and no restore from a backup goes unnoticed", []string{"driver/etcd.TestCluster", "driver/etcd.TestRestore"}},
 		"postgres": {"there is one primary that forgets nothing it acknowledged, and its clock is not stepped forward", []string{"driver/postgres.TestDurable"}},
+		"redlock":  {"a majority of the nodes forgets nothing and never evicts, and its clocks are not stepped forward; a node that restarts while a client watches is left out for the longest TTL", []string{"driver/redlock.TestRestartedNodeDoesNotCount"}},
 	}},
 	{"a lease ends by", map[string]statement{
 		"memory":   {"the monotonic clock of the process", []string{"Expiry/StepLivesForItsTTL"}},
@@ -61,6 +62,7 @@ var stated = []struct {
 		"rueidis":  {"the server's clock", []string{"Expiry/StepLivesForItsTTL"}},
 		"etcd":     {"the leader's clock, and begins anew when the leader changes", []string{"Expiry/StepLivesForItsTTL"}},
 		"postgres": {"the server's clock", []string{"Expiry/StepLivesForItsTTL"}},
+		"redlock":  {"the clocks of a majority of the nodes", []string{"Expiry/StepLivesForItsTTL"}},
 	}},
 	{"a step costs", map[string]statement{
 		"memory":   {"a function call", nil},
@@ -69,6 +71,7 @@ var stated = []struct {
 		"rueidis":  {"one round trip, one script", []string{"driver/rueidis.TestOneRequestPerStep"}},
 		"etcd":     {"one round trip, one transaction that a majority agrees on", []string{"driver/etcd.TestProposals"}},
 		"postgres": {"one round trip, one statement, a flush to the disk", []string{"driver/postgres.TestSteps"}},
+		"redlock":  {"one round trip to all nodes at once, a majority of which is waited for", []string{"driver/redlock.TestOneTrip"}},
 	}},
 	{"when the server is lost", map[string]statement{
 		"memory":   {"all is gone, with the process", nil},
@@ -77,6 +80,7 @@ var stated = []struct {
 		"rueidis":  {"what it did not save, or a promoted replica did not have, is forgotten: others can take the lock, and the holder is told at its next renewal", []string{"Loss/ServerForgot"}},
 		"etcd":     {"of three members one may be lost, for ever too: no lock is lost; a pause for the election", []string{"driver/etcd.TestCluster"}},
 		"postgres": {"a crash forgets nothing; a failover to an asynchronous standby forgets the last steps, as Redis does", []string{"driver/postgres.TestDurable", "driver/postgres.TestStandby"}},
+		"redlock":  {"of five nodes two may be lost, for ever too, and all goes on; an empty node in place of one is given the leases again, but may be counted before it has them", []string{"driver/redlock.TestRefill", "driver/redlock.TestNodesDown"}},
 	}},
 	{"tokens after that", map[string]statement{
 		"memory":   {"begin at the clock", nil},
@@ -85,6 +89,7 @@ var stated = []struct {
 		"rueidis":  {"go on above the last one as long as the clock does", []string{"Fencing/ServerForgot"}},
 		"etcd":     {"go on above the last one; after a restore that a client notices as well", []string{"driver/etcd.TestCluster", "driver/etcd.TestRestore"}},
 		"postgres": {"go on above the last one; after a failover as long as the clock does", []string{"driver/postgres.TestDurable", "driver/postgres.TestStandby"}},
+		"redlock":  {"go on above the last one as long as a majority remembers it, else as long as its clocks do", []string{"driver/redlock.TestModel", "Fencing/ServerForgot"}},
 	}},
 }
 

@@ -31,6 +31,9 @@ type Client interface {
 	// Info calls each with the section of each server's INFO, possibly at the same time.
 	Info(ctx context.Context, section string, each func(info string)) error
 
+	// Config answers one of the settings of a client's only server.
+	Config(ctx context.Context, parameter string) (string, error)
+
 	// SameSlot says that the servers are a Cluster: one call may only take keys of one slot, and Listen is called
 	// for each name that is waited for, at the same time.
 	SameSlot() bool
@@ -98,7 +101,7 @@ func (c *Call) result() error {
 	switch {
 	case c.Err == nil:
 		return nil
-	case c.Sent == 0, c.Sent == 1 && Refused(c.Refusal):
+	case c.Sure():
 		return driver.Unavailable(c.Err)
 	}
 	return c.Err
@@ -107,7 +110,7 @@ func (c *Call) result() error {
 // forgotten reports that the server did not know the script, and prepares the call to be sent with its
 // text. What was answered so surely did nothing.
 func (c *Call) forgotten() bool {
-	if !strings.HasPrefix(c.Refusal, noScript) {
+	if !c.Forgotten() {
 		return false
 	}
 	c.Full, c.Err, c.Refusal = true, nil, ""

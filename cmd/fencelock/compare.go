@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fencelock/fencelock/lab"
+)
+
+var compareCommand = &command{
+	name:    "compare",
+	summary: "see what each backend does when things go wrong",
+	about: `Runs the same scenarios with real faults on servers that it starts itself, as local processes on
+127.0.0.1, and prints for each backend: did two believe that they held the lock? Was a stale write let
+through, with and without a guard that compares fencing tokens? Were the tokens in order? How long
+before the end of the lease was a loss told? How long until the next one had the lock? See
+docs/behaviour.md.
+
+It needs the servers' programs: redis-server, etcd or Go to build it, and PostgreSQL. Linux only.
+
+The exit code is 0 if everything was as expected of the backend, else 197.
+
+Examples:
+
+  fencelock compare --quick
+  fencelock compare --backend redis,etcd --scenario holder-paused --html report.html
+  fencelock compare --list
+`,
+	setup: func(fs *flag.FlagSet) func(context.Context, *cli, []string) error {
+		backends := fs.String("backend", "", "`names`: of backends, with commas between; default all")
+		scenarios := fs.String("scenario", "", "`names`: of scenarios, with commas between; default all")
+		lanes := fs.Int("runs", 20, "`n`: pairs of holder and rival for each scenario and backend, side by side")
+		quick := fs.Bool("quick", false, "3 pairs each, and four scenarios unless --scenario says others")
+		parallel := fs.Int("parallel", 2, "`n`: scenarios at a time")
+		seed := fs.Uint64("seed", 0, "`n`: of the moments at which the faults come; 0 is a random one")
+		asHTML := fs.String("html", "", "`file`: to write a page with the matrix and timelines to")
+		asJSON := fs.String("json", "", "`file`: to write all results to")
+		docs := fs.String("docs", "", "`directory`: to write behaviour.md and some of the timelines to")
+		list := fs.Bool("list", false, "print the scenarios and backends, and run nothing")
+		return func(ctx context.Context, c *cli, args []string) error {
+			if len(args) > 0 {
+				return usageError("compare takes no arguments")
+			}
+			if *list {
+				return c.print(listOf())
+			}
+			plan := &lab.Plan{Parallel: *parallel}
+			plan.Lanes, plan.Seed = *lanes, *seed
+			if *quick {
+				plan.Lanes = 3
+				plan.Scenarios = []*lab.Scenario{lab.HolderPaused, lab.HolderKilled, lab.HolderCutOff, lab.ServerPaused}
+			}
+			if *lanes < 1 || *parallel < 1 {
+				return usageError("compare: --runs and --parallel must be at least 1")
+			}
+			var err error
+			if plan.Backends, err = pick("backend", *backends, lab.Backends(), func(b *lab.Backend) string { return b.Name }); err != nil {
+				return err
+			}
+			if *scenarios != "" || !*quick {
+				plan.Scenarios, err = pick("scenario", *scenarios, lab.Scenarios(), func(s *lab.Scenario) string { return s.Name })
+				if err != nil {
+					return err
+				}
+			}
+			plan.Progress = func(done, all int, r *lab.Result) {
+				verdict := "as expected"
+				if len(r.Unexpected) > 0 || r.Valid() == 0 {
+					verdict = "NOT as expected"
+				}
+				c.console.say("%d of %d: %s on %s: %s (%d of %d lanes count, seed %d)", done, all, r.Scenario, r.Backend, verdict,
+					r.Valid(), len(r.Lanes), r.Seed)
+			}
+			report, err := plan.Do(ctx)
+			if err != nil {
+				return exitf(exitFailed, "compare: %w", err)
+			}
+			for _, out := range []struct {
+				path  string
+				write func(io.Writer) error
+			}{{*asHTML, report.WriteHTML}, {*asJSON, report.WriteJSON}} {
+				if err := writeFile(out.path, out.write); err != nil {
+					return err
+				}
+			}
+			if *docs != "" {
+				if err := report.WriteDocs(*docs); err != nil {
+					return err
+				}
+			}
+			if err := report.WriteText(c.stdout); err != nil {
+				return fmt.Errorf("write the output: %w", err)
+			}
+			differs := report.Unexpected()
+			c.console.say("%d scenarios on backends in %v", len(report.Results), report.Took.Round(time.Second))
+			if len(differs) > 0 {
+				return exitf(exitFailed, "compare: not as expected:\n%s", strings.Join(differs, "\n"))
+			}
+			return nil
+		}
+	},
+}
+
+// pick answers those of all that are named, in their order; no names are all.
+func pick[T any](what, names string, all []T, nameOf func(T) string) ([]T, error) {
+	if names == "" {
+		return all, nil
+	}
+	wanted := strings.Split(names, ",")
+	picked := slices.DeleteFunc(slices.Clone(all), func(x T) bool { return !slices.Contains(wanted, nameOf(x)) })
+	for _, name := range wanted {
+		if !slices.ContainsFunc(all, func(x T) bool { return nameOf(x) == name }) {
+			return nil, usageError("compare: there is no %s %s; see fencelock compare --list", what, quote(name))
+		}
+	}
+	return picked, nil
+}
+
+func listOf() string {
+	var b strings.Builder
+	b.WriteString("backends:\n")
+	for _, backend := range lab.Backends() {
+		fmt.Fprintf(&b, "  %s\n", backend.Name)
+	}
+	b.WriteString("scenarios:\n")
+	for _, s := range lab.Scenarios() {
+		var on []string
+		for _, backend := range lab.Backends() {
+			if s.Fits(backend) {
+				on = append(on, backend.Name)
+			}
+		}
+		fmt.Fprintf(&b, "  %s (%s; on %s)\n      %s\n", s.Name, s.Law, strings.Join(on, ", "), s.Text)
+	}
+	return b.String()
+}
+
+// writeFile writes a file as a whole; no path is no file.
+func writeFile(path string, write func(io.Writer) error) error {
+	if path == "" {
+		return nil
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	if err := write(f); err != nil {
+		f.Close()
+		return err
+	}
+	return f.Close()
+}

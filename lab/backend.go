@@ -1,0 +1,215 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fencelock/fencelock/conformance/servers"
+)
+
+// A Backend is what a scenario runs on: local processes that it starts itself. The test binary must import the driver.
+type Backend struct {
+	// Name is that of the backend in tables.
+	Name string
+	// TTL is that of the leases: short, so that a run is short, but not so short that a busy machine loses them.
+	TTL time.Duration
+
+	start func(ctx context.Context) (*system, error)
+	found bool // clients find the servers by themselves, so nothing can be put in between
+}
+
+// The backends.
+var (
+	// File is a directory.
+	File = &Backend{Name: "file", TTL: time.Second, start: startFile}
+	// Redis is one server that flushes each write to the disk.
+	Redis = &Backend{Name: "redis", TTL: time.Second, start: startRedis}
+	// RedisSentinel is a primary with two replicas and three sentinels. A failover takes seconds, so does the lease.
+	RedisSentinel = &Backend{Name: "redis-sentinel", TTL: 5 * time.Second, start: startSentinel, found: true}
+	// Redlock is five independent Redis servers that flush to the disk every second.
+	Redlock = &Backend{Name: "redlock", TTL: time.Second, start: startRedlock}
+	// Etcd is a cluster of three members.
+	Etcd = &Backend{Name: "etcd", TTL: 2 * time.Second, start: startEtcd}
+	// Postgres is a primary with an asynchronous standby.
+	Postgres = &Backend{Name: "postgres", TTL: time.Second, start: startPostgres}
+)
+
+// Backends are all of them, in the order of tables.
+func Backends() []*Backend { return []*Backend{File, Redis, RedisSentinel, Redlock, Etcd, Postgres} }
+
+// system is a backend that runs.
+type system struct {
+	servers []servers.Server
+	// sentinels is set for RedisSentinel only.
+	sentinels *servers.RedisSentinels
+	// url is that of a client which reaches the servers at these addresses, in their order.
+	url func(addrs []string) string
+	// leader is the server without which nothing goes on.
+	leader func(ctx context.Context) (servers.Server, error)
+	close  func() error
+}
+
+func (s *system) addrs() (addrs []string) {
+	for _, server := range s.servers {
+		addrs = append(addrs, server.Addr())
+	}
+	return addrs
+}
+
+// single is a system of one server.
+func single(s servers.Server, url func(addr string) string) *system {
+	return &system{
+		servers: []servers.Server{s},
+		url:     func(addrs []string) string { return url(addrs[0]) },
+		leader:  func(context.Context) (servers.Server, error) { return s, nil },
+		close:   s.Close,
+	}
+}
+
+func startFile(context.Context) (*system, error) {
+	dir, err := os.MkdirTemp("", "fencelock-lab")
+	if err != nil {
+		return nil, err
+	}
+	return &system{
+		url:   func([]string) string { return "file://" + filepath.ToSlash(dir) },
+		close: func() error { return os.RemoveAll(dir) },
+	}, nil
+}
+
+func startRedis(ctx context.Context) (*system, error) {
+	s, err := servers.StartRedis(ctx, &servers.RedisOptions{AppendFsync: "always", Clock: true})
+	if err != nil {
+		return nil, err
+	}
+	return single(s, func(addr string) string { return "redis://" + addr }), nil
+}
+
+func startRedlock(ctx context.Context) (*system, error) {
+	s := &system{
+		url: func(addrs []string) string { return "redlock://" + strings.Join(addrs, ",") },
+	}
+	s.leader = func(context.Context) (servers.Server, error) { return s.servers[0], nil } // one is as good as another
+	s.close = func() error {
+		var err error
+		for _, node := range s.servers {
+			err = errors.Join(err, node.Close())
+		}
+		return err
+	}
+	for range 5 {
+		node, err := servers.StartRedis(ctx, &servers.RedisOptions{AppendFsync: "everysec", Clock: true})
+		if err != nil {
+			return nil, errors.Join(err, s.close())
+		}
+		s.servers = append(s.servers, node)
+	}
+	return s, nil
+}
+
+func startEtcd(ctx context.Context) (*system, error) {
+	c, err := servers.StartEtcdCluster(ctx, 3, nil)
+	if err != nil {
+		return nil, err
+	}
+	var members []servers.Server
+	for _, m := range c.Members {
+		members = append(members, m)
+	}
+	return &system{
+		servers: members,
+		url:     func(addrs []string) string { return "etcd://" + strings.Join(addrs, ",") },
+		leader: func(ctx context.Context) (servers.Server, error) {
+			if m := c.Leader(ctx); m != nil {
+				return m, nil
+			}
+			return nil, errors.New("lab: etcd has no leader")
+		},
+		close: c.Close,
+	}, nil
+}
+
+func startSentinel(ctx context.Context) (*system, error) {
+	s, err := servers.StartRedisSentinels(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	url := "redis+sentinel://" + strings.Join(s.SentinelAddrs(), ",") + "/0?master=" + servers.RedisSentinelName
+	return &system{
+		sentinels: s,
+		url:       func([]string) string { return url },
+		leader:    func(ctx context.Context) (servers.Server, error) { return s.Primary(ctx) },
+		close:     s.Close,
+	}, nil
+}
+
+func startPostgres(ctx context.Context) (*system, error) {
+	primary, err := servers.StartPostgres(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	standby, err := servers.StartPostgres(ctx, &servers.PostgresOptions{StandbyOf: primary})
+	if err != nil {
+		return nil, errors.Join(err, primary.Close())
+	}
+	return &system{
+		servers: []servers.Server{primary, standby},
+		url: func(addrs []string) string {
+			return strings.Replace(primary.URL(), primary.Addr(), strings.Join(addrs, ","), 1) + "&target_session_attrs=read-write"
+		},
+		leader: func(context.Context) (servers.Server, error) { return primary, nil },
+		close:  func() error { return errors.Join(standby.Close(), primary.Close()) },
+	}, nil
+}
+
+// line is the network between one worker and the servers.
+type line struct{ proxies []*servers.Proxy }
+
+func newLine(s *system) (*line, error) {
+	l := &line{}
+	for _, addr := range s.addrs() {
+		p, err := servers.NewProxy(addr)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("lab: %w", err), l.close())
+		}
+		l.proxies = append(l.proxies, p)
+	}
+	return l, nil
+}
+
+func (l *line) addrs() (addrs []string) {
+	for _, p := range l.proxies {
+		addrs = append(addrs, p.Addr())
+	}
+	return addrs
+}
+
+// cut drops what is sent in a direction until heal; without numbers of servers, to and from all of them.
+func (l *line) cut(d servers.Direction, only ...int) {
+	for i, p := range l.proxies {
+		if len(only) == 0 || slices.Contains(only, i) {
+			p.Drop(d)
+		}
+	}
+}
+
+func (l *line) heal() {
+	for _, p := range l.proxies {
+		p.Pass(servers.ToServer | servers.ToClient)
+		p.Reset() // a connection that has lost bytes is of no use
+	}
+}
+
+func (l *line) close() error {
+	var err error
+	for _, p := range slices.Backward(l.proxies) {
+		err = errors.Join(err, p.Close())
+	}
+	return err
+}

@@ -1,0 +1,233 @@
+package lab
+
+import (
+	"cmp"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fencelock/fencelock/conformance/history"
+)
+
+// A Result is what one run has shown.
+type Result struct {
+	Backend  string
+	Scenario string
+	Seed     uint64
+	Lanes    []*Lane
+	// Unexpected says, one line each, where the run differs from what the scenario leads to expect of the backend.
+	Unexpected []string `json:",omitempty"`
+}
+
+// A Lane is what one pair of holder and rival has shown.
+type Lane struct {
+	Name string
+	// Void says why the lane counts for nothing; empty if it counts.
+	Void string `json:",omitempty"`
+	// Findings are how often it showed what.
+	Findings map[Finding]int `json:",omitempty"`
+	// Told says that a holder that was running learned of its loss, and Lead how long that was before the end of the
+	// lease on the server, by what the holder knew. The least counts.
+	Told bool
+	Lead time.Duration
+	// Next is the time from the fault to the rival's having the lock.
+	Next time.Duration
+	// Report is the judgement of the history, for people.
+	Report string
+	// History is all that happened. Times are on one clock.
+	History history.History `json:"-"`
+}
+
+// lossTolerance is how late a loss may be told where timers are in time: the processes share the machine.
+const lossTolerance = 250 * time.Millisecond
+
+func judge(l *lane, h history.History, d *doubles, fault string, tolerance time.Duration) *Lane {
+	out := &Lane{Name: l.name, History: h, Findings: map[Finding]int{}}
+	var locks history.History // without the writes, which are judged here
+	for _, e := range h {
+		if e.Type != history.WriteAdmitted && e.Type != history.WriteRefused {
+			locks = append(locks, e)
+		}
+	}
+	report := history.Check(locks, history.Rules{LossTolerance: tolerance, Unfinished: true})
+	out.Report = report.String()
+	out.count(Overlap, report.Counts[history.L1])
+	out.count(Disorder, report.Counts[history.T1]+report.Counts[history.T2]+report.Counts[history.T3])
+	out.count(LateLoss, report.Counts[history.L2]+report.Counts[history.L3]+report.Counts[history.L4])
+	stale := staleWrites(h)
+	for resource, n := range stale {
+		switch {
+		case resource == d.fenced(l.name):
+			out.count(StaleFenced, n)
+		case resource == d.open(l.name):
+			out.count(StaleUnfenced, n)
+		default:
+			out.count(StaleCode, n)
+		}
+	}
+	out.Told, out.Lead = lead(h)
+	out.Next = next(h, l.name+" rival", fault)
+	switch {
+	case l.err != nil:
+		out.Void = strings.TrimPrefix(l.err.Error(), "lab: ")
+	case report.Counts[history.IllFormed] > 0:
+		out.Void = "the history makes no sense: " + out.Report
+	case !slices.ContainsFunc(h, func(e history.Event) bool { return e.Type == history.FaultHit && e.Fault == l.name }):
+		out.Void = "the fault did not hit"
+	case out.Next == 0:
+		out.Void = "the rival did not get the lock after the fault"
+	}
+	return out
+}
+
+func (l *Lane) count(f Finding, n int) {
+	if n > 0 {
+		l.Findings[f] += n
+	}
+}
+
+// staleWrites counts the stale writes to each resource.
+func staleWrites(h history.History) map[string]int {
+	stale := map[string]int{}
+	for _, e := range staleEvents(h) {
+		stale[e.Resource]++
+	}
+	return stale
+}
+
+// staleEvents are the writes that were let through although one with a higher token had been let through before they
+// were asked for, so what is counted is certain; with their places in the history.
+func staleEvents(h history.History) iter.Seq2[int, history.Event] {
+	type mark struct {
+		t     int64
+		token uint64
+	}
+	return func(yield func(int, history.Event) bool) {
+		marks := map[string][]mark{} // the highest so far, by time
+		for i, e := range h {
+			if e.Type != history.WriteAdmitted {
+				continue
+			}
+			m := marks[e.Resource]
+			before, _ := slices.BinarySearchFunc(m, e.Called, func(m mark, called int64) int { return cmp.Compare(m.t, called) })
+			if before > 0 && m[before-1].token > e.Token && !yield(i, e) {
+				return
+			}
+			if len(m) == 0 || m[len(m)-1].token < e.Token {
+				marks[e.Resource] = append(m, mark{e.T, e.Token})
+			}
+		}
+	}
+}
+
+// lead is the least time by which a loss was told before the end of the lease, which is at V and the margin. Losses of
+// processes that were stopped at V do not count: nobody can tell them.
+func lead(h history.History) (told bool, least time.Duration) {
+	type key struct {
+		process string
+		attempt uint64
+	}
+	until, ttl := map[key]int64{}, map[key]time.Duration{}
+	stopped := map[string][2]int64{}
+	for _, e := range h {
+		k := key{e.Process, e.Attempt}
+		switch e.Type {
+		case history.Started:
+			ttl[k] = e.TTL
+		case history.Acquired, history.Extended:
+			until[k] = max(until[k], e.V)
+		case history.ProcessStopped:
+			stopped[e.Process] = [2]int64{e.T, math.MaxInt64}
+		case history.ProcessContinued:
+			stopped[e.Process] = [2]int64{stopped[e.Process][0], e.T}
+		case history.LossTold:
+			v := until[k]
+			if s, ok := stopped[e.Process]; ok && s[0] <= v && v <= s[1] {
+				continue
+			}
+			margin := max(ttl[k]/100, 2*time.Millisecond)
+			d := time.Duration(v-e.T) + margin
+			if !told || d < least {
+				told, least = true, d
+			}
+		}
+	}
+	return told, least
+}
+
+// next is the time from the beginning of the fault to the rival's first acquisition after it; 0 is never.
+func next(h history.History, rival, fault string) time.Duration {
+	began := int64(0)
+	for _, e := range h {
+		switch {
+		case e.Type == history.FaultBegin && e.Fault == fault:
+			began = e.T
+		case e.Type == history.Acquired && e.Process == rival && began > 0:
+			return time.Duration(e.T - began)
+		}
+	}
+	return 0
+}
+
+// compare fills in what was not to be expected.
+func (r *Result) compare(sc *Scenario, b *Backend) {
+	var may []Finding
+	if sc.may != nil {
+		may = sc.may(b)
+	}
+	shown := false
+	for _, l := range r.Lanes {
+		if l.Void != "" {
+			continue
+		}
+		for _, f := range sortedFindings(l.Findings) {
+			shown = shown || f == sc.shows
+			if !slices.Contains(may, f) {
+				r.Unexpected = append(r.Unexpected, fmt.Sprintf("%s: %s (%d)\n%s", l.Name, f, l.Findings[f], l.Report))
+			}
+		}
+	}
+	if sc.shows != "" && !shown && r.Valid() > 0 {
+		r.Unexpected = append(r.Unexpected, fmt.Sprintf("no lane showed: %s", sc.shows))
+	}
+}
+
+func sortedFindings(m map[Finding]int) []Finding {
+	all := make([]Finding, 0, len(m))
+	for f := range m {
+		all = append(all, f)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// Valid is how many lanes count.
+func (r *Result) Valid() (n int) {
+	for _, l := range r.Lanes {
+		if l.Void == "" {
+			n++
+		}
+	}
+	return n
+}
+
+// With is in how many of the lanes that count there was a finding.
+func (r *Result) With(f Finding) (n int) {
+	for _, l := range r.Lanes {
+		if l.Void == "" && l.Findings[f] > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// StaleWrites is how many stale writes a guard or the code of the options let through, in all lanes.
+func (r *Result) StaleWrites() (n int) {
+	for _, l := range r.Lanes {
+		n += l.Findings[StaleFenced] + l.Findings[StaleCode]
+	}
+	return n
+}

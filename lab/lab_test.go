@@ -1,0 +1,213 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/driver"
+	_ "github.com/fencelock/fencelock/driver/etcd"
+	_ "github.com/fencelock/fencelock/driver/file"
+	_ "github.com/fencelock/fencelock/driver/goredis"
+	_ "github.com/fencelock/fencelock/driver/postgres"
+	_ "github.com/fencelock/fencelock/driver/redlock"
+	"github.com/fencelock/fencelock/guard"
+)
+
+func TestMain(m *testing.M) {
+	for _, b := range brokenDrivers {
+		driver.Register(b.scheme, func(ctx context.Context, u *url.URL) (driver.Driver, error) {
+			inner, err := driver.Open(ctx, u.Query().Get("of"))
+			if err != nil {
+				return nil, err
+			}
+			b.Driver = inner
+			return &b, nil
+		})
+	}
+	Code("no guard", func(context.Context, string, fencelock.Token) error { return nil })
+	Code("guard", func(_ context.Context, resource string, t fencelock.Token) error { return guardInFile(resource, t) })
+	Main()
+	dir, err := os.MkdirTemp("", "fencelock-lab")
+	if err != nil {
+		panic(err)
+	}
+	os.Setenv(marksEnv, dir) // workers inherit it
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// marksEnv is where guardInFile keeps its marks.
+const marksEnv = "FENCELOCK_LAB_MARKS"
+
+// run makes a run; one in which no lane counts is made again, a few times.
+func run(t *testing.T, b *Backend, sc *Scenario, o Options) *Result {
+	t.Helper()
+	o.Lanes = 3
+	for range 4 {
+		r, err := Run(t.Context(), b, sc, &o)
+		if err != nil {
+			t.Fatalf("%s on %s: %v", sc.Name, b.Name, err)
+		}
+		if r.Valid() > 0 {
+			t.Logf("%s on %s: seed %d, %d lanes count, findings %v", sc.Name, b.Name, r.Seed, r.Valid(), r.Lanes[0].Findings)
+			return r
+		}
+		t.Logf("%s on %s: seed %d, void: %s", sc.Name, b.Name, r.Seed, r.Lanes[0].Void)
+	}
+	t.Fatalf("%s on %s: every lane of four runs is void", sc.Name, b.Name)
+	return nil
+}
+
+// TestScenarios makes some of the runs of fencelock compare: those that show what a lock alone cannot do, and those that
+// show what a backend can. Each is as expected, or a scenario or a driver is wrong.
+func TestScenarios(t *testing.T) {
+	t.Parallel()
+	cells := map[*Backend][]*Scenario{
+		File:          {HolderPaused, HolderKilled},
+		Redis:         {HolderPaused, Flushed, GrantLost},
+		RedisSentinel: {ReplicaPromoted},
+		Redlock:       {HolderPaused, NodeEmptied, TwoPaused},
+		Etcd:          {HolderPaused, RequestsLost},
+		Postgres:      {HolderPaused, StandbyPromoted},
+	}
+	for b, scenarios := range cells {
+		for _, sc := range scenarios {
+			t.Run(sc.Name+"/"+b.Name, func(t *testing.T) {
+				t.Parallel()
+				r := run(t, b, sc, Options{})
+				for _, u := range r.Unexpected {
+					t.Errorf("%s on %s: not as expected: %s", sc.Name, b.Name, u)
+				}
+				if n := r.StaleWrites(); n > 0 {
+					t.Errorf("%s on %s: stale writes that a guard let through: got %d, want 0", sc.Name, b.Name, n)
+				}
+			})
+		}
+	}
+}
+
+// TestRepeatable: the same seed gives the same moments.
+func TestRepeatable(t *testing.T) {
+	t.Parallel()
+	r := run(t, File, HolderKilled, Options{Seed: 7})
+	if r.Seed != 7 {
+		t.Errorf("seed: got %d, want 7", r.Seed)
+	}
+}
+
+// TestCode: code without a guard lets stale writes through, code with one does not.
+func TestCode(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[string]bool{"no guard": true, "guard": false} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			r := run(t, File, HolderPaused, Options{Code: code})
+			if got := r.StaleWrites() > 0; got != want {
+				t.Errorf("stale writes by code with %s: got %d, want some %v", code, r.StaleWrites(), want)
+			}
+		})
+	}
+}
+
+// guardInFile is a resource that processes share: the mark is the name of the greatest file in a directory.
+func guardInFile(resource string, t fencelock.Token) error {
+	dir := filepath.Join(os.Getenv(marksEnv), resource)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	seen, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	if len(seen) > 0 && slices.MaxFunc(seen, func(a, b os.DirEntry) int { return strings.Compare(a.Name(), b.Name()) }).Name() > t.String() {
+		return guard.Stale(resource)
+	}
+	return os.WriteFile(dir+"/"+t.String(), nil, 0o600)
+}
+
+// brokenDrivers do one thing wrong each, as a fault of a driver would.
+var brokenDrivers = []broken{
+	{scheme: "broken-ttl", ttl: 0.5, shows: Overlap},
+	{scheme: "broken-token", ttl: 1, token: 41, shows: Disorder},
+}
+
+// broken tells another TTL or token than the server has granted.
+type broken struct {
+	driver.Driver
+	scheme string
+	ttl    float64 // what part of the TTL the server is asked for
+	token  driver.Token
+	shows  Finding
+}
+
+func (b *broken) part(ttl time.Duration) time.Duration { return time.Duration(float64(ttl) * b.ttl) }
+
+func (b *broken) Lock(ctx context.Context, r driver.Request) (driver.Answer, error) {
+	asked := r.TTL
+	r.TTL = b.part(r.TTL)
+	r.Wait = false // no queue, so that each grant comes from here
+	a, err := b.Driver.Lock(ctx, r)
+	if a.State == driver.Granted {
+		a.TTL = asked
+		if b.token > 0 {
+			a.Token = b.token
+		}
+	}
+	return a, err
+}
+
+func (b *broken) Extend(ctx context.Context, leases []driver.Extension) []driver.Result {
+	asked := slices.Clone(leases)
+	for i := range asked {
+		asked[i].TTL = b.part(asked[i].TTL)
+	}
+	results := b.Driver.Extend(ctx, asked)
+	for i := range results {
+		if results[i].State == driver.Granted {
+			results[i].TTL = leases[i].TTL
+		}
+	}
+	return results
+}
+
+// TestBroken: a driver that is broken on purpose lights up.
+func TestBroken(t *testing.T) {
+	t.Parallel()
+	for _, b := range brokenDrivers {
+		t.Run(b.scheme, func(t *testing.T) {
+			t.Parallel()
+			backend := &Backend{Name: b.scheme, TTL: Redis.TTL, start: func(ctx context.Context) (*system, error) {
+				s, err := startRedis(ctx)
+				if err != nil {
+					return nil, err
+				}
+				inner := s.url
+				s.url = func(addrs []string) string { return b.scheme + "://x?of=" + url.QueryEscape(inner(addrs)) }
+				return s, nil
+			}}
+			r := run(t, backend, HolderPaused, Options{})
+			if r.With(b.shows) == 0 || len(r.Unexpected) == 0 {
+				t.Errorf("%s: got findings %v and %d unexpected, want %s", b.scheme, r.Lanes[0].Findings, len(r.Unexpected), b.shows)
+			}
+		})
+	}
+}
+
+func TestBadOptions(t *testing.T) {
+	t.Parallel()
+	if _, err := Run(t.Context(), File, HolderPaused, &Options{Lanes: -1}); err == nil || !strings.Contains(err.Error(), "Lanes -1") {
+		t.Errorf("Run with Lanes -1: got %v, want an error that says so", err)
+	}
+	if _, err := Run(t.Context(), File, ServerPaused, nil); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("Run of server-paused on file: got %v, want ErrUnsupported", err)
+	}
+}

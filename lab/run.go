@@ -1,0 +1,351 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/conformance/history"
+	"github.com/fencelock/fencelock/conformance/worker"
+	"github.com/fencelock/fencelock/guard"
+	"github.com/fencelock/fencelock/guard/httpguard"
+)
+
+// Options say how a run is made. The zero value of each field is its default, and nil means all defaults.
+type Options struct {
+	// Lanes is how many pairs of holder and rival run side by side; default 5.
+	Lanes int
+	// Code names what writes, beside the doubles; see [Code].
+	Code string
+	// Seed decides at which moments the faults come; 0 stands for a random one. The result has it.
+	Seed uint64
+}
+
+// stage is a run under way.
+type stage struct {
+	*system
+	ttl    time.Duration
+	longer bool // as in Scenario
+	late   bool // as in Scenario
+	lanes  []*lane
+	rec    *history.Recorder // the faults
+}
+
+// lane is a holder and a rival that want one lock.
+type lane struct {
+	name          string
+	holder, rival *worker.Worker
+	lines         [2]*line // of holder and rival
+	writes        []worker.Write
+	rng           *rand.Rand
+	works         sync.WaitGroup
+	stopHolder    context.CancelFunc
+	err           error // why it is void
+}
+
+// Run makes one run of a scenario on a backend of its own, and judges it. It takes some five TTLs and the time that the
+// servers need to start. The error says that the run could not be made; what went wrong in a lane is in the result.
+func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Result, err error) {
+	o := Options{}
+	if opts != nil {
+		o = *opts
+	}
+	if o.Lanes == 0 {
+		o.Lanes = 5
+	}
+	if o.Lanes < 0 {
+		return nil, fmt.Errorf("lab: Lanes %d: want 1 or more", o.Lanes)
+	}
+	for o.Seed == 0 {
+		o.Seed = rand.Uint64()
+	}
+	if !sc.Fits(b) {
+		return nil, fmt.Errorf("lab: %s on %s: %w", sc.Name, b.Name, errors.ErrUnsupported)
+	}
+	sys, err := b.start(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("lab: %s: %w", b.Name, err)
+	}
+	defer func() { err = errors.Join(err, sys.close()) }()
+	doubles, err := openDoubles()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, doubles.close()) }()
+
+	s := &stage{system: sys, ttl: b.TTL, longer: sc.longer, late: sc.late, rec: history.NewRecorder("lab", nil)}
+	for i := range o.Lanes {
+		s.lanes = append(s.lanes, &lane{name: fmt.Sprintf("lane-%d", i+1), rng: rand.New(rand.NewPCG(o.Seed, uint64(i)))})
+	}
+	defer func() {
+		for _, l := range s.lanes {
+			err = errors.Join(err, l.close())
+		}
+	}()
+	for _, l := range s.lanes {
+		l.writes = []worker.Write{{Writer: double, Resource: doubles.fenced(l.name)}, {Writer: double, Resource: doubles.open(l.name)}}
+		if o.Code != "" {
+			l.writes = append(l.writes, worker.Write{Writer: o.Code, Resource: l.name})
+		}
+	}
+	_ = s.each(func(l *lane) error { return l.open(ctx, s) })
+	machine := startPulse()
+	defer machine.end()
+	if sc.before != nil {
+		s.void(sc.before(ctx, s))
+	}
+	_ = s.each(func(l *lane) error { return l.begin(ctx, s) })
+	s.rec.FaultBegin(sc.Name)
+	s.void(sc.fault(ctx, s))
+	s.rec.FaultEnd(sc.Name)
+	_ = s.each(func(l *lane) error { l.finish(s.ttl); return nil })
+
+	late := machine.end()
+	if late > b.TTL/4 {
+		s.void(fmt.Errorf("lab: the machine is too busy: a timer was %v late", late))
+	}
+	r := &Result{Backend: b.Name, Scenario: sc.Name, Seed: o.Seed}
+	faults := s.rec.History()
+	for _, l := range s.lanes {
+		if l.err == nil {
+			l.err = l.closeWorkers() // so that all they did is in the history
+		}
+		h := history.Merge(historyOf(l.holder), historyOf(l.rival), faults)
+		r.Lanes = append(r.Lanes, judge(l, h, doubles, sc.Name, lossTolerance+late))
+	}
+	r.compare(sc, b)
+	return r, ctx.Err()
+}
+
+// each does something with all lanes at once that are not void; a lane in which it fails is void from then on. It answers
+// the first error.
+func (s *stage) each(do func(*lane) error) error {
+	var all sync.WaitGroup
+	for _, l := range s.lanes {
+		if l.err == nil {
+			all.Go(func() { l.err = do(l) })
+		}
+	}
+	all.Wait()
+	for _, l := range s.lanes {
+		if l.err != nil {
+			return l.err
+		}
+	}
+	return nil
+}
+
+// void makes all lanes void that are not yet, if something that concerns all went wrong.
+func (s *stage) void(err error) {
+	if err == nil {
+		return
+	}
+	for _, l := range s.lanes {
+		if l.err == nil {
+			l.err = err
+		}
+	}
+}
+
+// hit records that a fault of the servers has hit all lanes.
+func (s *stage) hit() {
+	for _, l := range s.lanes {
+		s.rec.FaultHit(l.name)
+	}
+}
+
+// open starts the processes of a lane.
+func (l *lane) open(ctx context.Context, s *stage) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: the processes did not start in time"))
+	defer cancel()
+	for i, w := range []struct {
+		role string
+		to   **worker.Worker
+	}{{"holder", &l.holder}, {"rival", &l.rival}} {
+		var err error
+		if l.lines[i], err = newLine(s.system); err != nil {
+			return err
+		}
+		if *w.to, err = worker.Start(ctx, worker.Options{URL: s.url(l.lines[i].addrs()), Process: l.name + " " + w.role, Longer: s.longer}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// begin lets a lane begin its work: the holder has written and, unless it comes late, the rival waits when it returns.
+func (l *lane) begin(ctx context.Context, s *stage) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: the lane did not begin in time"))
+	defer cancel()
+	holding, stop := context.WithCancel(context.WithoutCancel(ctx))
+	l.stopHolder = stop
+	l.works.Go(func() { _ = l.holder.Work(holding, l.work(s)) }) // what comes of it is in the history
+	if err := l.holder.AwaitEvent(ctx, isType(history.WriteAdmitted)); err != nil || s.late {
+		return err
+	}
+	l.beginRival(s)
+	if err := l.rival.AwaitEvent(ctx, isType(history.Started)); err != nil {
+		return err
+	}
+	// One that reaches a part of the servers only may get no answer.
+	answered, cancel := context.WithTimeout(ctx, s.ttl/2)
+	defer cancel()
+	if err := l.rival.AwaitRequests(answered, l.name, 0, 1); err != nil && answered.Err() == nil {
+		return err
+	}
+	return sleep(ctx, time.Duration(l.rng.Int64N(int64(s.ttl/3)))) // so that the fault comes at any moment between renewals
+}
+
+// work is what both do.
+func (l *lane) work(s *stage) worker.Work {
+	return worker.Work{Ask: worker.Ask{Name: l.name, TTL: s.ttl}, Think: s.ttl / 20, Writes: l.writes}
+}
+
+// beginRival lets the rival wait for the lock, and work for one and a half TTL once it has it.
+func (l *lane) beginRival(s *stage) {
+	work := l.work(s)
+	work.For = s.ttl * 3 / 2
+	l.works.Go(func() { l.insist(work) })
+}
+
+// insist does the rival's work, and asks again when it is told that the backend does not answer.
+func (l *lane) insist(work worker.Work) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for ctx.Err() == nil {
+		err := l.rival.Work(ctx, work)
+		if !errors.Is(err, fencelock.ErrUnavailable) && !errors.Is(err, fencelock.ErrUncertain) {
+			return
+		}
+		_ = sleep(ctx, work.TTL/20)
+	}
+}
+
+// rivalWrites waits until the rival has the lock and has written everywhere.
+func (l *lane) rivalWrites(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: the rival did not get the lock in time"))
+	defer cancel()
+	last := l.writes[len(l.writes)-1].Resource
+	return l.rival.AwaitEvent(ctx, func(e history.Event) bool {
+		return e.Resource == last && (e.Type == history.WriteAdmitted || e.Type == history.WriteRefused)
+	})
+}
+
+// finish lets a holder that has lost nothing release after another half TTL, and waits until both have done their work.
+func (l *lane) finish(ttl time.Duration) {
+	time.AfterFunc(ttl/2, l.stopHolder)
+	done := make(chan struct{})
+	go func() {
+		l.works.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		l.err = errors.New("lab: holder and rival did not end their work in time")
+	}
+}
+
+func (l *lane) closeWorkers() error {
+	var err error
+	for _, w := range []*worker.Worker{l.holder, l.rival} {
+		if w != nil {
+			err = errors.Join(err, w.Close())
+		}
+	}
+	return err
+}
+
+func (l *lane) close() error {
+	if l.stopHolder != nil {
+		l.stopHolder()
+	}
+	err := l.closeWorkers()
+	l.works.Wait()
+	for _, line := range l.lines {
+		if line != nil {
+			err = errors.Join(err, line.close())
+		}
+	}
+	return err
+}
+
+func historyOf(w *worker.Worker) history.History {
+	if w == nil {
+		return nil
+	}
+	return w.History()
+}
+
+// pulse measures how late timers are.
+type pulse struct {
+	stop chan struct{}
+	once sync.Once
+	done chan struct{}
+	late time.Duration
+}
+
+func startPulse() *pulse {
+	p := &pulse{stop: make(chan struct{}), done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		const beat = 5 * time.Millisecond
+		for {
+			began := time.Now()
+			select {
+			case <-p.stop:
+				return
+			case <-time.After(beat):
+				p.late = max(p.late, time.Since(began)-beat)
+			}
+		}
+	}()
+	return p
+}
+
+// end answers the most.
+func (p *pulse) end() time.Duration {
+	p.once.Do(func() { close(p.stop) })
+	<-p.done
+	return p.late
+}
+
+const fencedPath = "/fenced/"
+
+// doubles are the resources that are written to: one compares tokens, the other does not.
+type doubles struct {
+	base   string
+	server *http.Server
+	ended  chan error
+}
+
+func openDoubles() (*doubles, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("lab: %w", err)
+	}
+	done := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	mux := http.NewServeMux()
+	mux.Handle(fencedPath, &httpguard.Handler{Next: done, Guard: &guard.Guard{}})
+	mux.Handle("/open/", done)
+	d := &doubles{base: "http://" + l.Addr().String(), server: &http.Server{Handler: mux, ReadHeaderTimeout: patience}, ended: make(chan error, 1)}
+	go func() { d.ended <- d.server.Serve(l) }()
+	return d, nil
+}
+
+func (d *doubles) fenced(lane string) string { return d.base + fencedPath + lane }
+func (d *doubles) open(lane string) string   { return d.base + "/open/" + lane }
+
+func (d *doubles) close() error {
+	err := d.server.Close()
+	if e := <-d.ended; !errors.Is(e, http.ErrServerClosed) {
+		err = errors.Join(err, e)
+	}
+	return err
+}
