@@ -6,18 +6,19 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
 
 // tiny is enough to see that every subject works at every measure.
-var tiny = sizes{Rounds: 1, Pairs: 5, Handover: 300 * time.Millisecond, Waiters: []crowd{{4, 2}}, Held: []int{20},
+var tiny = sizes{Rounds: 1, Pairs: 5, Handover: 100 * time.Millisecond, Waiters: []crowd{{4, 2}}, Drains: []drain{{4, 1}}, Held: []int{20},
 	HeldFor: 100 * time.Millisecond, Stall: 100 * time.Millisecond}
 
 // TestEveryMeasure runs all measures on all backends, which fail by themselves if a lock is not exclusive, is lost, or
 // has no token. It looks at no speed.
 func TestEveryMeasure(t *testing.T) {
-	for _, backend := range []string{"redis", "etcd", "postgres"} {
+	for _, backend := range backends {
 		t.Run(backend, func(t *testing.T) {
 			r, err := measureAll(t.Context(), t.Output(), tiny, []string{backend})
 			if err != nil {
@@ -30,9 +31,9 @@ func TestEveryMeasure(t *testing.T) {
 				}
 				seen[x.Kind] = true
 			}
-			for _, kind := range []string{"pair", "crowd", "handover", "held", "stall"} {
-				if !seen[kind] {
-					t.Errorf("measures: got %v, want also %q", seen, kind)
+			for _, m := range measures(tiny, backend) {
+				if !seen[m.kind] {
+					t.Errorf("measures: got %v, want also %q", seen, m.kind)
 				}
 			}
 			if text := r.markdown(); !strings.Contains(text, "### Bars") {
@@ -75,5 +76,43 @@ func TestPageIsWhatTheCodeWrites(t *testing.T) {
 	}
 	if string(svg) != r.svg() {
 		t.Error("docs/performance.svg differs from what the code draws of docs/performance.json")
+	}
+}
+
+// TestCommandsAreCounted cuts what clients send at every place there is.
+func TestCommandsAreCounted(t *testing.T) {
+	const text = "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$4\r\n*1\r\n\r\n*1\r\n$4\r\nPING\r\n*2\r\n$3\r\nGET\r\n$0\r\n\r\n"
+	for cut := range len(text) {
+		var n atomic.Int64
+		c := countedConn{commands: &n}
+		c.count([]byte(text[:cut]))
+		c.count([]byte(text[cut:]))
+		if got := n.Load(); got != 3 {
+			t.Errorf("commands of %q and %q: got %d, want 3", text[:cut], text[cut:], got)
+		}
+	}
+}
+
+// TestRequestsOfAPair compares with what the servers' protocols say: the floors, and so fencelock, ask twice.
+func TestRequestsOfAPair(t *testing.T) {
+	z := tiny
+	z.Pairs = 100
+	for _, backend := range backends {
+		t.Run(backend, func(t *testing.T) {
+			_, results, err := measureOne(t.Context(), t.Output(), z, backend, measures(z, backend)[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, x := range results {
+				want := 2.0
+				if backend == "redlock" {
+					want = 10
+				}
+				got, _ := x.median("requests")
+				if (x.isFloor() || strings.HasPrefix(x.Subject, "fencelock")) && (got < want || got > want+0.1) {
+					t.Errorf("requests of a pair of %q: got %v, want %v", x.Subject, got, want)
+				}
+			}
+		})
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -17,7 +18,7 @@ func etcdSubjects() []subject {
 	return []subject{
 		{name: "two transactions", backend: "etcd", floor: []string{"pair", "crowd"}, open: openRawEtcd},
 		{name: "hand-written queue", backend: "etcd", floor: []string{"handover"}, open: openQueueEtcd},
-		{name: "fencelock etcd", backend: "etcd", fenced: true, renews: true,
+		{name: "fencelock etcd", backend: "etcd", fenced: true,
 			open: func(_ context.Context, s *server, ttl time.Duration) (locker, error) {
 				c, err := dialEtcd(s)
 				if err != nil {
@@ -26,43 +27,59 @@ func etcdSubjects() []subject {
 				d, err := etcd.New(c, nil)
 				return ours(d, err, ttl, c.Close)
 			}},
-		// A session for each lock: with a shared one, two goroutines of a client would both hold the lock.
-		{name: "concurrency.Mutex", backend: "etcd", renews: true,
-			open: func(_ context.Context, s *server, ttl time.Duration) (locker, error) {
-				c, err := dialEtcd(s)
-				if err != nil {
-					return locker{}, err
-				}
-				return locker{close: c.Close, lock: func(ctx context.Context, name string) (held, error) {
-					session, err := concurrency.NewSession(c, concurrency.WithTTL(int(ttl.Seconds())))
-					if err != nil {
-						return held{}, err
-					}
-					m := concurrency.NewMutex(session, "mutex/"+name)
-					if err := m.Lock(ctx); err != nil {
-						_ = session.Close()
-						return held{}, err
-					}
-					return held{
-						unlock: func(ctx context.Context) error {
-							err := m.Unlock(ctx)
-							if closed := session.Close(); err == nil {
-								err = closed
-							}
-							return err
-						},
-						err: func() error {
-							select {
-							case <-session.Done():
-								return errNotHeld
-							default:
-								return nil
-							}
-						},
-					}, nil
-				}}, nil
-			}},
+		{name: "concurrency.Mutex, a session each", backend: "etcd", open: openMutex},
+		// Two goroutines with one session both hold the lock, so it can only take part where each has a name of its own.
+		{name: "concurrency.Mutex, a shared session (unsafe)", backend: "etcd", also: []string{"pair", "crowd"}, open: openSharedMutex},
 	}
+}
+
+func openMutex(_ context.Context, s *server, ttl time.Duration) (locker, error) {
+	c, err := dialEtcd(s)
+	if err != nil {
+		return locker{}, err
+	}
+	return locker{close: c.Close, lock: func(ctx context.Context, name string) (held, error) {
+		session, err := concurrency.NewSession(c, concurrency.WithTTL(int(ttl.Seconds())))
+		if err != nil {
+			return held{}, err
+		}
+		h, err := lockMutex(ctx, session, name)
+		if err != nil {
+			_ = session.Close()
+			return held{}, err
+		}
+		unlock := h.unlock
+		h.unlock = func(ctx context.Context) error { return errors.Join(unlock(ctx), session.Close()) }
+		return h, nil
+	}}, nil
+}
+
+func openSharedMutex(_ context.Context, s *server, ttl time.Duration) (locker, error) {
+	c, err := dialEtcd(s)
+	if err != nil {
+		return locker{}, err
+	}
+	session, err := concurrency.NewSession(c, concurrency.WithTTL(int(ttl.Seconds())))
+	if err != nil {
+		return locker{}, errors.Join(err, c.Close())
+	}
+	return locker{close: func() error { return errors.Join(session.Close(), c.Close()) },
+		lock: func(ctx context.Context, name string) (held, error) { return lockMutex(ctx, session, name) }}, nil
+}
+
+func lockMutex(ctx context.Context, session *concurrency.Session, name string) (held, error) {
+	m := concurrency.NewMutex(session, "mutex/"+name)
+	if err := m.Lock(ctx); err != nil {
+		return held{}, err
+	}
+	return held{unlock: m.Unlock, err: func() error {
+		select {
+		case <-session.Done():
+			return errNotHeld
+		default:
+			return nil
+		}
+	}}, nil
 }
 
 func dialEtcd(s *server) (*clientv3.Client, error) {

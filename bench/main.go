@@ -28,17 +28,17 @@ func command(ctx context.Context) error {
 	strict := flag.Bool("bars", false, "fail if a bar is missed")
 	docs := flag.String("docs", "", "directory of performance.md, .json and .svg to write")
 	profiles := flag.String("profile", "", "write profiles of each path into this directory instead")
-	only := flag.String("backends", "redis,etcd,postgres", "backends to measure")
+	only := flag.String("backends", strings.Join(backends, ","), "backends to measure")
 	flag.Parse()
-	backends := strings.Split(*only, ",")
+	chosen := strings.Split(*only, ",")
 	if *profiles != "" {
-		return profileAll(ctx, *profiles, backends)
+		return profileAll(ctx, *profiles, chosen)
 	}
 	z := full
 	if *short {
 		z = quick
 	}
-	r, err := measureAll(ctx, os.Stderr, z, backends)
+	r, err := measureAll(ctx, os.Stderr, z, chosen)
 	if err != nil {
 		return err
 	}
@@ -76,18 +76,18 @@ func (r run) write(dir string) error {
 
 // profileAll writes CPU and allocation profiles of pairs and of a handover by each of fencelock's drivers, and prints
 // where the time and the allocations go.
-func profileAll(ctx context.Context, dir string, backends []string) error {
+func profileAll(ctx context.Context, dir string, chosen []string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	runtime.MemProfileRate = 4096
-	for _, backend := range backends {
-		for _, m := range measures(sizes{Pairs: 5000, Handover: full.Handover, Waiters: []crowd{{64, 4}}}) {
+	for _, backend := range chosen {
+		for _, m := range measures(sizes{Pairs: 5000, Handover: full.Handover, Waiters: []crowd{{64, 4}}}, backend) {
 			if m.kind != "pair" && m.kind != "handover" {
 				continue
 			}
-			for _, of := range subjects() {
-				if of.backend == backend && of.fenced {
+			for _, of := range subjects(backend) {
+				if of.fenced && of.takesPart(m) {
 					if err := profile(ctx, dir, m, of); err != nil {
 						return err
 					}
@@ -103,7 +103,7 @@ func profile(ctx context.Context, dir string, m measure, of subject) (err error)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
+	defer func() { err = errors.Join(err, s.close()) }()
 	base := filepath.Join(dir, strings.ReplaceAll(of.name, " ", "-")+"-"+m.kind)
 	cpu, err := os.Create(base + ".cpu")
 	if err != nil {
@@ -119,7 +119,7 @@ func profile(ctx context.Context, dir string, m measure, of subject) (err error)
 	if err := pprof.StartCPUProfile(cpu); err != nil {
 		return err
 	}
-	_, ran := m.run(ctx, s, of, m.ttl)
+	_, ran := m.run(ctx, s, []subject{of}, m.ttl)
 	pprof.StopCPUProfile()
 	allocs, err := os.Create(base + ".allocs")
 	if err != nil {

@@ -21,10 +21,11 @@ type values map[string]float64
 type measure struct {
 	kind string // what floors are for
 	name string
-	// only tells which subjects take part beside the floors.
+	// only tells which subjects take part that do not name their kinds.
 	only func(subject) bool
-	run  func(ctx context.Context, s *server, of subject, ttl time.Duration) (values, error)
-	ttl  time.Duration
+	// run is one round of all these subjects.
+	run func(ctx context.Context, s *server, of []subject, ttl time.Duration) ([]values, error)
+	ttl time.Duration
 }
 
 // sizes are how much of each measure a run does.
@@ -33,6 +34,7 @@ type sizes struct {
 	Pairs    int           `json:"pairs"`
 	Handover time.Duration `json:"handover_ns"`
 	Waiters  []crowd       `json:"waiters"`
+	Drains   []drain       `json:"drains"`
 	Held     []int         `json:"held"`
 	HeldFor  time.Duration `json:"held_for_ns"`
 	Stall    time.Duration `json:"stall_ns"`
@@ -43,27 +45,60 @@ type crowd struct {
 	Clients int `json:"clients"`
 }
 
+type drain struct {
+	Waiters int `json:"waiters"`
+	Times   int `json:"times"`
+}
+
 var (
-	full = sizes{5, 1000, 3 * time.Second, []crowd{{8, 4}, {64, 4}, {256, 4}, {64, 1}, {64, 64}},
-		[]int{1000, 10000, 50000}, 20 * time.Second, time.Second}
-	quick = sizes{3, 200, 500 * time.Millisecond, []crowd{{8, 4}, {64, 4}}, []int{1000}, 7 * time.Second, time.Second}
+	full = sizes{Rounds: 5, Pairs: 1000, Handover: 3 * time.Second,
+		Waiters: []crowd{{8, 4}, {64, 4}, {256, 4}, {64, 1}, {64, 64}}, Drains: []drain{{64, 5}, {256, 3}},
+		Held: []int{1000, 10000, 50000}, HeldFor: 20 * time.Second, Stall: time.Second}
+	quick = sizes{Rounds: 3, Pairs: 200, Handover: 300 * time.Millisecond,
+		Waiters: []crowd{{8, 4}, {64, 4}}, Drains: []drain{{64, 2}},
+		Held: []int{1000}, HeldFor: 3 * time.Second, Stall: time.Second}
 )
 
-func measures(z sizes) []measure {
+func measures(z sizes, backend string) []measure {
 	every := func(subject) bool { return true }
 	fenced := func(s subject) bool { return s.fenced }
+	const ttl = 30 * time.Second
 	all := []measure{
-		{"pair", "pair", every, pairs(z.Pairs), 30 * time.Second},
-		{"crowd", "64 goroutines", every, distinct(64, max(z.Pairs/10, 1)), 30 * time.Second},
+		{"pair", "pair", every, pairs(z.Pairs), ttl},
+		{"crowd", "64 goroutines", every, inTurn(distinct(64, max(z.Pairs/10, 1))), ttl},
 	}
 	for _, c := range z.Waiters {
 		all = append(all, measure{"handover", fmt.Sprintf("handover %d on %d", c.Waiters, c.Clients), every,
-			handover(c, z.Handover, 0), 30 * time.Second})
+			inTurn(handover(c, z.Handover, 0)), ttl})
+	}
+	for _, d := range z.Drains {
+		if backend == "redis" {
+			all = append(all, measure{"drain", fmt.Sprintf("draining %d", d.Waiters), every, inTurn(draining(d)), ttl})
+		}
 	}
 	for _, n := range z.Held {
-		all = append(all, measure{"held", fmt.Sprintf("%d leases", n), fenced, hold(n, z.HeldFor), 6 * time.Second})
+		all = append(all, measure{"held", fmt.Sprintf("%d leases", n), fenced, inTurn(hold(n, z.HeldFor)), 6 * time.Second})
 	}
-	return append(all, measure{"stall", "server stopped", fenced, handover(crowd{8, 4}, 2*z.Stall, z.Stall), 30 * time.Second})
+	if backend == "redlock" {
+		return append(all, measure{"minority", "one of five stopped", every, inTurn(minority(8, z.Stall)), ttl})
+	}
+	return append(all, measure{"stall", "server stopped", fenced, inTurn(handover(crowd{8, 4}, 2*z.Stall, z.Stall)), ttl})
+}
+
+// inTurn lets the subjects do the work one after the other.
+func inTurn(work func(context.Context, *server, subject, time.Duration) (values, error),
+) func(context.Context, *server, []subject, time.Duration) ([]values, error) {
+	return func(ctx context.Context, s *server, of []subject, ttl time.Duration) ([]values, error) {
+		var all []values
+		for _, x := range of {
+			v, err := work(ctx, s, x, ttl)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", x.name, err)
+			}
+			all = append(all, v)
+		}
+		return all, nil
+	}
 }
 
 // open makes n clients, and a function that closes them.
@@ -103,46 +138,70 @@ func pair(ctx context.Context, l locker, of subject, name string, last *uint64) 
 	return nil
 }
 
-// pairs locks and unlocks in one goroutine, with client and server on a processor each.
-func pairs(n int) func(context.Context, *server, subject, time.Duration) (values, error) {
-	return func(ctx context.Context, s *server, of subject, ttl time.Duration) (v values, err error) {
-		clients, closeAll, err := open(ctx, s, of, ttl, 1)
-		if err != nil {
-			return nil, err
+// pairs locks and unlocks in one goroutine, with client and server on a processor each. The subjects take turns pair by
+// pair, so that what the machine does meanwhile hits them all alike; then requests and allocations are counted of each.
+func pairs(n int) func(context.Context, *server, []subject, time.Duration) ([]values, error) {
+	return func(ctx context.Context, s *server, of []subject, ttl time.Duration) (all []values, err error) {
+		var clients []locker
+		defer func() {
+			for _, c := range clients {
+				err = errors.Join(err, c.close())
+			}
+		}()
+		for _, x := range of {
+			c, err := x.open(ctx, s, ttl)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", x.name, err)
+			}
+			clients = append(clients, c)
 		}
-		defer func() { err = errors.Join(err, closeAll()) }()
 		free, err := pin(s)
 		if err != nil {
 			return nil, err
 		}
 		defer free()
-		var last uint64
-		for range n/10 + 1 { // connections, scripts, the size of the heap
-			if err := pair(ctx, clients[0], of, "pair", &last); err != nil {
-				return nil, err
-			}
-		}
-		before, err := s.requests(ctx, of.sends)
-		if err != nil {
-			return nil, err
-		}
-		took := make([]time.Duration, n)
-		var m0, m1 runtime.MemStats
-		runtime.ReadMemStats(&m0)
-		for i := range took {
+		lasts := make([]uint64, len(of))
+		one := func(i int) (time.Duration, error) {
 			began := time.Now()
-			if err := pair(ctx, clients[0], of, "pair", &last); err != nil {
+			if err := pair(ctx, clients[i], of[i], "pair", &lasts[i]); err != nil {
+				return 0, fmt.Errorf("%s: %w", of[i].name, err)
+			}
+			return time.Since(began), nil
+		}
+		warm := n/10 + 1 // connections, scripts, the size of the heap
+		took := make([][]time.Duration, len(of))
+		for k := range warm + n {
+			for i := range of {
+				t, err := one(i)
+				if err != nil {
+					return nil, err
+				}
+				if k >= warm {
+					took[i] = append(took[i], t)
+				}
+			}
+		}
+		for i := range of {
+			before, err := s.requests(ctx)
+			if err != nil {
 				return nil, err
 			}
-			took[i] = time.Since(began)
+			var m0, m1 runtime.MemStats
+			runtime.ReadMemStats(&m0)
+			for range n {
+				if _, err := one(i); err != nil {
+					return nil, err
+				}
+			}
+			runtime.ReadMemStats(&m1)
+			after, err := s.requests(ctx)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, values{"p50 µs": micro(quantile(took[i], 0.5)), "p99 µs": micro(quantile(took[i], 0.99)),
+				"requests": (after - before) / float64(n), "allocations": float64(m1.Mallocs-m0.Mallocs) / float64(n)})
 		}
-		runtime.ReadMemStats(&m1)
-		after, err := s.requests(ctx, of.sends)
-		if err != nil {
-			return nil, err
-		}
-		return values{"p50 µs": micro(quantile(took, 0.5)), "p99 µs": micro(quantile(took, 0.99)),
-			"requests": (after - before) / float64(n), "allocations": float64(m1.Mallocs-m0.Mallocs) / float64(n)}, nil
+		return all, nil
 	}
 }
 
@@ -181,8 +240,117 @@ func distinct(goroutines, n int) func(context.Context, *server, subject, time.Du
 	}
 }
 
-// handover lets waiters take one lock in a loop, each holding it for 1 ms, for some time. With a stall the server is
-// stopped for that long, half a stall after the beginning.
+// A tally is what the waiters of a handover have seen. Its methods are safe for concurrent use.
+type tally struct {
+	mu        sync.Mutex
+	owner     int // the last that has had the lock, -1 before
+	token     uint64
+	given     time.Time // when its owner began to give it back
+	resumed   time.Time // when a stopped server went on
+	recovered time.Duration
+	since     []time.Time // of those that wait
+
+	// These are of the time that counts.
+	gaps     []time.Duration   // from one owner to another
+	waits    [][]time.Duration // of each waiter
+	acquired int
+	failed   int
+}
+
+func newTally(waiters int) *tally {
+	return &tally{owner: -1, since: make([]time.Time, waiters), waits: make([][]time.Duration, waiters)}
+}
+
+// begin forgets what was counted: the warm-up is over.
+func (t *tally) begin() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.gaps, t.waits, t.acquired, t.failed = nil, make([][]time.Duration, len(t.since)), 0, 0
+}
+
+func (t *tally) waiting(w int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.since[w] = time.Now()
+}
+
+func (t *tally) got(w int, at time.Time, token uint64, fenced bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.waits[w] = append(t.waits[w], at.Sub(t.since[w]))
+	t.since[w] = time.Time{}
+	t.acquired++
+	if w != t.owner {
+		if t.owner >= 0 {
+			t.gaps = append(t.gaps, at.Sub(t.given))
+		}
+		t.owner = w
+	}
+	if !t.resumed.IsZero() && t.recovered == 0 {
+		t.recovered = at.Sub(t.resumed)
+	}
+	if fenced && token <= t.token {
+		return fmt.Errorf("token: got %d after %d, want a greater one", token, t.token)
+	}
+	t.token = token
+	return nil
+}
+
+func (t *tally) giving() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.given = time.Now()
+}
+
+func (t *tally) fails() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.failed++
+}
+
+func (t *tally) resume() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.resumed = time.Now()
+}
+
+func (t *tally) count() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.acquired
+}
+
+// end answers what was counted since begin, requests among it. Who still waits has waited until now.
+func (t *tally) end(elapsed time.Duration, requests float64) (values, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var waited []time.Duration
+	longest := time.Duration(0)
+	sum, squares := 0.0, 0.0
+	for w, all := range t.waits {
+		waited = append(waited, all...)
+		sum += float64(len(all))
+		squares += float64(len(all)) * float64(len(all))
+		if !t.since[w].IsZero() {
+			longest = max(longest, time.Since(t.since[w]))
+		}
+	}
+	if len(t.gaps) == 0 {
+		return nil, errors.New("owner changes: got 0, want some")
+	}
+	longest = max(longest, slices.Max(waited))
+	return values{
+		"changes/s": float64(len(t.gaps)) / elapsed.Seconds(),
+		"p50 µs":    micro(quantile(t.gaps, 0.5)), "p99 µs": micro(quantile(t.gaps, 0.99)),
+		"requests": requests / sum, "Jain": sum * sum / (float64(len(t.waits)) * squares),
+		"longest/median wait": float64(longest) / float64(max(quantile(waited, 0.5), 1)),
+		"longest wait ms":     milli(longest), "errors": float64(t.failed), "recovery ms": milli(t.recovered),
+	}, nil
+}
+
+// handover lets waiters take one lock in a loop, each holding it for 1 ms. After a warm-up it counts for some time, and
+// until every waiter could have been served ten times, but not for more than five times as long. With a stall the server
+// is stopped for that long, half a stall after the counting has begun.
 func handover(c crowd, lasts, stall time.Duration) func(context.Context, *server, subject, time.Duration) (values, error) {
 	return func(ctx context.Context, s *server, of subject, ttl time.Duration) (v values, err error) {
 		clients, closeAll, err := open(ctx, s, of, ttl, c.Clients)
@@ -190,97 +358,65 @@ func handover(c crowd, lasts, stall time.Duration) func(context.Context, *server
 			return nil, err
 		}
 		defer func() { err = errors.Join(err, closeAll()) }()
-		if lasts == 0 {
-			return nil, errors.New("a handover needs time")
-		}
-		before, err := s.requests(ctx, of.sends)
-		if err != nil {
-			return nil, err
-		}
-		// The first four are of whoever holds the lock.
 		var (
-			owner             = -1
-			token             uint64
-			given             time.Time
-			gaps              []time.Duration
-			changes, acquired int
-			resumed           time.Time
-			recovered         time.Duration
-			seen              sync.Mutex
-			inside            atomic.Int32
-			overlaps, failed  atomic.Int64
+			t        = newTally(c.Waiters)
+			inside   atomic.Int32
+			overlaps atomic.Int64
+			all      sync.WaitGroup
+			errs     = make([]error, c.Waiters)
 		)
-		waits := make([][]time.Duration, c.Waiters)
-		errs := make([]error, c.Waiters)
-		ending := make(chan struct{})
 		waiting, cancel := context.WithCancel(ctx)
+		defer all.Wait()
 		defer cancel()
-		var all sync.WaitGroup
 		for w := range c.Waiters {
 			all.Go(func() {
-				l := clients[w%c.Clients]
 				for {
-					select {
-					case <-ending:
-						return
-					default:
-					}
-					began := time.Now()
-					h, err := l.lock(waiting, "handover")
+					t.waiting(w)
+					h, err := clients[w%c.Clients].lock(waiting, "handover")
+					at := time.Now()
 					if waiting.Err() != nil {
 						if err == nil {
 							errs[w] = errors.Join(errs[w], h.unlock(ctx))
 						}
 						return
 					}
-					if err != nil {
-						if stall == 0 {
-							errs[w] = fmt.Errorf("lock: %w", err)
-							return
-						}
-						failed.Add(1)
+					if err != nil && stall > 0 {
+						t.fails()
 						continue
 					}
-					got := time.Now()
+					if err != nil {
+						errs[w] = fmt.Errorf("lock: %w", err)
+						return
+					}
 					if inside.Add(1) != 1 {
 						overlaps.Add(1)
 					}
-					waits[w] = append(waits[w], got.Sub(began))
-					seen.Lock()
-					acquired++
-					if w != owner {
-						if owner >= 0 {
-							changes++
-							gaps = append(gaps, got.Sub(given))
-						}
-						owner = w
-						if !resumed.IsZero() && recovered == 0 {
-							recovered = got.Sub(resumed)
-						}
-					}
-					if of.fenced && h.token <= token {
-						errs[w] = fmt.Errorf("token: got %d after %d, want a greater one", h.token, token)
-					}
-					token = h.token
-					seen.Unlock()
+					errs[w] = errors.Join(errs[w], t.got(w, at, h.token, of.fenced))
 					time.Sleep(time.Millisecond)
-					if h.err != nil && h.err() != nil {
-						errs[w] = fmt.Errorf("lost while held: %w", h.err())
+					if h.err != nil && h.err() != nil && waiting.Err() == nil { // else it may have ended with its context
+						errs[w] = errors.Join(errs[w], fmt.Errorf("lost while held: %w", h.err()))
 					}
-					seen.Lock()
-					given = time.Now()
-					seen.Unlock()
+					t.giving()
 					inside.Add(-1)
-					if err := h.unlock(ctx); err != nil {
-						if stall == 0 {
-							errs[w] = fmt.Errorf("unlock: %w", err)
-							return
-						}
-						failed.Add(1)
+					err = h.unlock(ctx)
+					if err != nil && stall > 0 {
+						t.fails()
+					} else if err != nil {
+						errs[w] = errors.Join(errs[w], fmt.Errorf("unlock: %w", err))
+						return
 					}
 				}
 			})
 		}
+		warm := time.Now()
+		for time.Since(warm) < lasts/4 || t.count() < c.Waiters && time.Since(warm) < lasts {
+			time.Sleep(time.Millisecond)
+		}
+		before, err := s.requests(ctx)
+		if err != nil {
+			return nil, err
+		}
+		t.begin()
 		began := time.Now()
 		if stall > 0 {
 			time.Sleep(stall / 2)
@@ -289,50 +425,145 @@ func handover(c crowd, lasts, stall time.Duration) func(context.Context, *server
 			}
 			time.Sleep(stall)
 			err := s.Resume()
-			seen.Lock()
-			resumed = time.Now()
-			seen.Unlock()
+			t.resume()
 			if err != nil {
 				return nil, err
 			}
 		}
-		time.Sleep(max(0, lasts-time.Since(began)))
-		seen.Lock()
-		elapsed, changed, total := time.Since(began), float64(changes), float64(acquired)
-		seen.Unlock()
-		after, countErr := s.requests(ctx, of.sends)
-		close(ending)
-		time.AfterFunc(2*time.Second, cancel) // whoever polls may not see that it is its turn
+		for time.Since(began) < lasts || t.count() < 10*c.Waiters && time.Since(began) < 5*lasts {
+			time.Sleep(time.Millisecond)
+		}
+		elapsed := time.Since(began)
+		after, err := s.requests(ctx)
+		if err != nil {
+			return nil, err
+		}
+		v, err = t.end(elapsed, after-before)
+		cancel()
 		all.Wait()
-		if err := errors.Join(append(errs, countErr)...); err != nil {
+		if err := errors.Join(append(errs, err)...); err != nil {
 			return nil, err
 		}
 		if n := overlaps.Load(); n > 0 {
 			return nil, fmt.Errorf("overlaps: got %d, want 0", n)
 		}
-		if len(gaps) == 0 {
-			return nil, errors.New("owner changes: got 0, want some")
-		}
-		var waited []time.Duration
-		sum, squares := 0.0, 0.0
-		for _, w := range waits {
-			waited = append(waited, w...)
-			sum += float64(len(w))
-			squares += float64(len(w)) * float64(len(w))
-		}
-		longest := slices.Max(waited)
-		v = values{"errors": float64(failed.Load())}
 		if stall > 0 {
-			v["recovery ms"] = milli(recovered)
-			v["longest wait over stall ms"] = milli(longest - stall)
-			return v, nil
+			return values{"errors": v["errors"], "recovery ms": v["recovery ms"],
+				"longest wait over stall ms": v["longest wait ms"] - milli(stall)}, nil
 		}
-		v["changes/s"] = changed / elapsed.Seconds()
-		v["p50 µs"], v["p99 µs"] = micro(quantile(gaps, 0.5)), micro(quantile(gaps, 0.99))
-		v["requests"] = (after - before) / total
-		v["Jain"] = sum * sum / (float64(c.Waiters) * squares)
-		v["longest/median wait"] = float64(longest) / float64(max(quantile(waited, 0.5), 1))
+		delete(v, "errors")
+		delete(v, "recovery ms")
 		return v, nil
+	}
+}
+
+// draining lets waiters queue up for a lock that is held, and then take it once each and give it back at once.
+func draining(d drain) func(context.Context, *server, subject, time.Duration) (values, error) {
+	return func(ctx context.Context, s *server, of subject, ttl time.Duration) (v values, err error) {
+		clients, closeAll, err := open(ctx, s, of, ttl, 4)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, closeAll()) }()
+		once := func() (time.Duration, error) {
+			h, err := clients[0].lock(ctx, "drain")
+			if err != nil {
+				return 0, fmt.Errorf("lock: %w", err)
+			}
+			errs := make([]error, d.Waiters)
+			var all sync.WaitGroup
+			for w := range d.Waiters {
+				all.Go(func() {
+					h, err := clients[w%len(clients)].lock(ctx, "drain")
+					if err == nil {
+						err = h.unlock(ctx)
+					}
+					errs[w] = err
+				})
+			}
+			time.Sleep(200 * time.Millisecond) // all have asked by then; who asks later waits for less
+			began := time.Now()
+			err = h.unlock(ctx)
+			all.Wait()
+			return time.Since(began), errors.Join(append(errs, err)...)
+		}
+		if _, err := once(); err != nil { // connections and scripts
+			return nil, err
+		}
+		took := time.Duration(0)
+		for range d.Times {
+			t, err := once()
+			if err != nil {
+				return nil, err
+			}
+			took += t
+		}
+		return values{"handovers/s": float64(d.Times*d.Waiters) / took.Seconds()}, nil
+	}
+}
+
+// minority lets goroutines lock and unlock a name of their own each, first with all servers and then for as long with
+// the first one stopped.
+func minority(goroutines int, lasts time.Duration) func(context.Context, *server, subject, time.Duration) (values, error) {
+	return func(ctx context.Context, s *server, of subject, ttl time.Duration) (v values, err error) {
+		clients, closeAll, err := open(ctx, s, of, ttl, 1)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, closeAll()) }()
+		const warm, before, stopped, over = 0, 1, 2, 3
+		var (
+			phase  atomic.Int32
+			mu     sync.Mutex
+			pairs  [over + 1]int // by the phase in which they ended
+			failed int
+			slow   time.Duration // the slowest lock or unlock that began with a server stopped
+			all    sync.WaitGroup
+		)
+		for g := range goroutines {
+			all.Go(func() {
+				for phase.Load() != over {
+					began, phaseBefore := time.Now(), phase.Load()
+					h, err := clients[0].lock(ctx, "minority/"+strconv.Itoa(g))
+					longest := time.Since(began)
+					if err == nil {
+						began = time.Now()
+						err = h.unlock(ctx)
+						longest = max(longest, time.Since(began))
+					}
+					mu.Lock()
+					if err == nil {
+						pairs[phase.Load()]++
+					} else {
+						failed++
+					}
+					if phaseBefore == stopped {
+						slow = max(slow, longest)
+					}
+					mu.Unlock()
+				}
+			})
+		}
+		time.Sleep(lasts / 4)
+		phase.Store(before)
+		time.Sleep(lasts)
+		err = s.Pause()
+		phase.Store(stopped)
+		if err == nil {
+			time.Sleep(lasts)
+			phase.Store(over)
+			err = s.Resume()
+		}
+		phase.Store(over)
+		all.Wait()
+		if err != nil {
+			return nil, err
+		}
+		if pairs[before] == 0 {
+			return nil, errors.New("pairs before the stop: got 0, want some")
+		}
+		return values{"throughput kept": float64(pairs[stopped]) / float64(pairs[before]), "errors": float64(failed),
+			"longest step ms": milli(slow)}, nil
 	}
 }
 
@@ -366,14 +597,14 @@ func hold(n int, lasts time.Duration) func(context.Context, *server, subject, ti
 		if err := errors.Join(errs...); err != nil {
 			return nil, err
 		}
-		before, err := s.requests(ctx, of.sends)
+		before, err := s.requests(ctx)
 		if err != nil {
 			return nil, err
 		}
 		began, cpu := time.Now(), cpuTime()
 		time.Sleep(lasts)
 		cpu, elapsed := cpuTime()-cpu, time.Since(began)
-		after, err := s.requests(ctx, of.sends)
+		after, err := s.requests(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -393,7 +624,7 @@ func hold(n int, lasts time.Duration) func(context.Context, *server, subject, ti
 		runtime.KeepAlive(locks)
 		return values{"goroutines/lease": float64(max(0, goroutinesNow-goroutines)) / float64(n),
 			"heap B/lease": (float64(heapNow) - float64(heap)) / float64(n), "client CPU s": cpu.Seconds(),
-			"requests/s": (after - before) / elapsed.Seconds()}, nil
+			"requests/s": (after - before) / elapsed.Seconds(), "requests/interval": (after - before) * (ttl / 3).Seconds() / elapsed.Seconds()}, nil
 	}
 }
 

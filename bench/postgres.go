@@ -13,8 +13,8 @@ import (
 func postgresSubjects() []subject {
 	return []subject{
 		{name: "upsert and delete", backend: "postgres", floor: []string{"pair", "crowd"}, open: openRawPostgres},
-		{name: "blocking advisory lock", backend: "postgres", floor: []string{"handover"}, open: openAdvisory},
-		{name: "fencelock postgres", backend: "postgres", fenced: true, renews: true,
+		{name: "blocking advisory lock", backend: "postgres", floor: []string{"handover"}, also: []string{"pair", "crowd"}, open: openAdvisory},
+		{name: "fencelock postgres", backend: "postgres", fenced: true,
 			open: func(ctx context.Context, s *server, ttl time.Duration) (locker, error) {
 				pool, err := dialPostgres(ctx, s, 4)
 				if err != nil {

@@ -38,7 +38,7 @@ func (r run) markdown() string {
 			fmt.Fprintf(&w, "\n### %s\n\n| subject | %s |\n|---|%s\n", title, strings.Join(columns, " | "), strings.Repeat("--:|", len(columns)))
 		}
 		name := x.Subject
-		if x.Floor {
+		if x.isFloor() {
 			name += " (floor)"
 		}
 		fmt.Fprintf(&w, "| %s |", name)
@@ -46,7 +46,7 @@ func (r run) markdown() string {
 		for _, c := range columns {
 			m, _ := x.median(c)
 			fmt.Fprintf(&w, " %s", number(m))
-			if ok && !x.Floor {
+			if ok && !x.isFloor() {
 				if q, ok := x.ratio(c, floor); ok {
 					fmt.Fprintf(&w, " (%s ×)", number(q))
 				}
@@ -89,7 +89,7 @@ func (r run) svg() string {
 	y := 30
 	for _, x := range r.Results {
 		floor, ok := r.floorOf(x)
-		if !ok || x.Floor {
+		if !ok || x.isFloor() {
 			continue
 		}
 		q, ok := x.ratio("p50 µs", floor)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"runtime"
@@ -16,7 +17,7 @@ type result struct {
 	Kind    string   `json:"kind"`
 	Measure string   `json:"measure"`
 	Subject string   `json:"subject"`
-	Floor   bool     `json:"floor"`
+	Floor   string   `json:"floor"` // the subject that it is compared with; itself if it is a floor
 	Rounds  []values `json:"rounds"`
 }
 
@@ -31,7 +32,7 @@ type run struct {
 // measureAll lets the subjects take their turns at each measure, round after round. Each turn is on new clients; a
 // backend's server lives for one measure.
 func measureAll(ctx context.Context, progress io.Writer, z sizes, backends []string) (run, error) {
-	out := run{Sizes: z, Machine: fmt.Sprintf("%s/%s, %d processors", runtime.GOOS, runtime.GOARCH, runtime.NumCPU())}
+	out := run{Sizes: z, Machine: machine()}
 	out.Versions = append(out.Versions, runtime.Version())
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, m := range info.Deps {
@@ -43,12 +44,12 @@ func measureAll(ctx context.Context, progress io.Writer, z sizes, backends []str
 		}
 	}
 	for _, backend := range backends {
-		for i, m := range measures(z) {
+		for i, m := range measures(z, backend) {
 			version, results, err := measureOne(ctx, progress, z, backend, m)
 			if err != nil {
 				return out, err
 			}
-			if i == 0 {
+			if i == 0 && !slices.Contains(out.Versions, version) {
 				out.Versions = append(out.Versions, version)
 			}
 			out.Results = append(out.Results, results...)
@@ -62,26 +63,22 @@ func measureOne(ctx context.Context, progress io.Writer, z sizes, backend string
 	if err != nil {
 		return "", nil, err
 	}
-	defer func() {
-		if closed := s.Close(); err == nil {
-			err = closed
-		}
-	}()
+	defer func() { err = errors.Join(err, s.close()) }()
+	all := subjects(backend)
 	var turns []subject
-	for _, of := range subjects() {
-		floor := slices.Contains(of.floor, m.kind)
-		if of.backend == backend && (floor || of.floor == nil && m.only(of)) {
+	for _, of := range all {
+		if of.takesPart(m) {
 			turns = append(turns, of)
-			results = append(results, result{Backend: backend, Kind: m.kind, Measure: m.name, Subject: of.name, Floor: floor})
+			results = append(results, result{Backend: backend, Kind: m.kind, Measure: m.name, Subject: of.name, Floor: of.floorAmong(all, m.kind)})
 		}
 	}
 	for round := range z.Rounds {
-		for i, of := range turns {
-			fmt.Fprintf(progress, "%s, %s, round %d: %s\n", backend, m.name, round+1, of.name) //nolint:errcheck // progress only
-			v, err := m.run(ctx, s, of, m.ttl)
-			if err != nil {
-				return "", nil, fmt.Errorf("%s, %s: %w", of.name, m.name, err)
-			}
+		fmt.Fprintf(progress, "%s, %s, round %d\n", backend, m.name, round+1) //nolint:errcheck // progress only
+		vs, err := m.run(ctx, s, turns, m.ttl)
+		if err != nil {
+			return "", nil, fmt.Errorf("%s, %s: %w", backend, m.name, err)
+		}
+		for i, v := range vs {
 			results[i].Rounds = append(results[i].Rounds, v)
 		}
 	}
@@ -91,12 +88,14 @@ func measureOne(ctx context.Context, progress io.Writer, z sizes, backend string
 // floorOf answers the floor of a result.
 func (r run) floorOf(of result) (result, bool) {
 	for _, f := range r.Results {
-		if f.Floor && f.Backend == of.Backend && f.Measure == of.Measure {
+		if f.Subject == of.Floor && f.Backend == of.Backend && f.Measure == of.Measure {
 			return f, true
 		}
 	}
 	return result{}, false
 }
+
+func (r result) isFloor() bool { return r.Floor == r.Subject }
 
 // median is of what the rounds have shown.
 func (r result) median(column string) (float64, bool) {
@@ -108,6 +107,14 @@ func (r result) ratio(column string, floor result) (float64, bool) {
 	return median(r.Rounds, func(i int, v values) (float64, bool) {
 		x, ok := v[column]
 		return x / floor.Rounds[i][column], ok && floor.Rounds[i][column] > 0
+	})
+}
+
+// excess is the median of the differences to the floor in the same round.
+func (r result) excess(column string, floor result) (float64, bool) {
+	return median(r.Rounds, func(i int, v values) (float64, bool) {
+		x, ok := v[column]
+		return x - floor.Rounds[i][column], ok
 	})
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -10,16 +11,40 @@ import (
 type subject struct {
 	name    string
 	backend string
-	// floor names the measures of which it is the floor, and in which alone it takes part. The others are compared with it.
+	// client is the library that it uses, where the backend has several: it is compared with the floor of the same one.
+	client string
+	// floor names the kinds of measures of which it is a floor.
 	floor []string
-	// fenced says that every lock has a token.
+	// also names the other kinds in which it takes part; nil for what is no floor is all that are for it.
+	also []string
+	// fenced says that it is fencelock: every lock has a token and is renewed.
 	fenced bool
-	// renews says that locks are extended until they are given back.
-	renews bool
-	// sends are the Redis commands that it sends itself, not from inside of a script.
-	sends []string
 	// open connects one client, whose locks live for ttl.
 	open func(ctx context.Context, s *server, ttl time.Duration) (locker, error)
+}
+
+func (s subject) takesPart(m measure) bool {
+	if s.floor == nil && s.also == nil {
+		return m.only(s)
+	}
+	return slices.Contains(s.floor, m.kind) || slices.Contains(s.also, m.kind)
+}
+
+// floorAmong answers the name of its floor: that of the same client if there is one, else the first.
+func (s subject) floorAmong(all []subject, kind string) string {
+	first := ""
+	for _, f := range all {
+		if !slices.Contains(f.floor, kind) {
+			continue
+		}
+		if f.client == s.client {
+			return f.name
+		}
+		if first == "" {
+			first = f.name
+		}
+	}
+	return first
 }
 
 // A locker is one client of a subject.
@@ -39,11 +64,21 @@ type held struct {
 
 var errNotHeld = errors.New("the lock was not held any more")
 
-// subjects are all of them; a backend's floors come first.
-func subjects() []subject {
+// backends are all of them; a further one is added here, below and in startServer.
+var backends = []string{"redis", "redlock", "etcd", "postgres"}
+
+// subjects are those of a backend.
+func subjects(backend string) []subject {
 	var all []subject
-	all = append(all, redisSubjects()...)
-	all = append(all, etcdSubjects()...)
-	all = append(all, postgresSubjects()...)
-	return all // a further backend is added here
+	switch backend {
+	case "redis":
+		all = redisSubjects()
+	case "redlock":
+		all = redlockSubjects()
+	case "etcd":
+		all = etcdSubjects()
+	case "postgres":
+		all = postgresSubjects()
+	}
+	return all
 }
