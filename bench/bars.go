@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -75,6 +76,7 @@ func (b bar) of(r run, x result) (measured float64, holds, applies bool) {
 	case ok && b.to == excess:
 		measured, applies = x.excess(b.column, floor)
 	}
+	measured = math.Round(measured*100) / 100 // as printed
 	if b.least {
 		return measured, measured >= b.limit, applies
 	}

@@ -32,6 +32,7 @@ type measure struct {
 type sizes struct {
 	Rounds   int           `json:"rounds"`
 	Pairs    int           `json:"pairs"`
+	Crowd    time.Duration `json:"crowd_ns"`
 	Handover time.Duration `json:"handover_ns"`
 	Waiters  []crowd       `json:"waiters"`
 	Drains   []drain       `json:"drains"`
@@ -51,12 +52,12 @@ type drain struct {
 }
 
 var (
-	full = sizes{Rounds: 5, Pairs: 1000, Handover: 3 * time.Second,
+	full = sizes{Rounds: 5, Pairs: 1000, Crowd: time.Second, Handover: 3 * time.Second,
 		Waiters: []crowd{{8, 4}, {64, 4}, {256, 4}, {64, 1}, {64, 64}}, Drains: []drain{{64, 5}, {256, 3}},
 		Held: []int{1000, 10000, 50000}, HeldFor: 20 * time.Second, Stall: time.Second}
-	quick = sizes{Rounds: 3, Pairs: 200, Handover: 300 * time.Millisecond,
-		Waiters: []crowd{{8, 4}, {64, 4}}, Drains: []drain{{64, 2}},
-		Held: []int{1000}, HeldFor: 3 * time.Second, Stall: time.Second}
+	quick = sizes{Rounds: 3, Pairs: 200, Crowd: 200 * time.Millisecond, Handover: 300 * time.Millisecond,
+		Waiters: []crowd{{8, 4}, {64, 4}}, Drains: []drain{{64, 1}},
+		Held: []int{1000}, HeldFor: 2500 * time.Millisecond, Stall: time.Second}
 )
 
 func measures(z sizes, backend string) []measure {
@@ -65,7 +66,7 @@ func measures(z sizes, backend string) []measure {
 	const ttl = 30 * time.Second
 	all := []measure{
 		{"pair", "pair", every, pairs(z.Pairs), ttl},
-		{"crowd", "64 goroutines", every, inTurn(distinct(64, max(z.Pairs/10, 1))), ttl},
+		{"crowd", "64 goroutines", every, inTurn(distinct(64, z.Crowd)), ttl},
 	}
 	for _, c := range z.Waiters {
 		all = append(all, measure{"handover", fmt.Sprintf("handover %d on %d", c.Waiters, c.Clients), every,
@@ -205,40 +206,42 @@ func pairs(n int) func(context.Context, *server, []subject, time.Duration) ([]va
 	}
 }
 
-// distinct lets many goroutines lock and unlock a name of their own each.
-func distinct(goroutines, n int) func(context.Context, *server, subject, time.Duration) (values, error) {
+// distinct lets many goroutines lock and unlock a name of their own each, for some time.
+func distinct(goroutines int, lasts time.Duration) func(context.Context, *server, subject, time.Duration) (values, error) {
 	return func(ctx context.Context, s *server, of subject, ttl time.Duration) (v values, err error) {
 		clients, closeAll, err := open(ctx, s, of, ttl, 1)
 		if err != nil {
 			return nil, err
 		}
 		defer func() { err = errors.Join(err, closeAll()) }()
-		lasts := make([]uint64, goroutines)
-		run := func(n int) error {
+		tokens := make([]uint64, goroutines)
+		run := func(lasts time.Duration) (float64, error) {
+			var pairs atomic.Int64
 			errs := make([]error, goroutines)
+			began := time.Now()
 			var all sync.WaitGroup
 			for g := range goroutines {
 				all.Go(func() {
-					for range n {
-						if errs[g] = pair(ctx, clients[0], of, "crowd/"+strconv.Itoa(g), &lasts[g]); errs[g] != nil {
-							return
-						}
+					name := "crowd/" + strconv.Itoa(g)
+					for errs[g] == nil && time.Since(began) < lasts {
+						errs[g] = pair(ctx, clients[0], of, name, &tokens[g])
+						pairs.Add(1)
 					}
 				})
 			}
 			all.Wait()
-			return errors.Join(errs...)
+			return float64(pairs.Load()) / time.Since(began).Seconds(), errors.Join(errs...)
 		}
-		if err := run(n/10 + 1); err != nil {
+		if _, err := run(lasts / 4); err != nil { // connections, scripts
 			return nil, err
 		}
-		began := time.Now()
-		if err := run(n); err != nil {
-			return nil, err
-		}
-		return values{"pairs/s": float64(goroutines*n) / time.Since(began).Seconds()}, nil
+		rate, err := run(lasts)
+		return values{"pairs/s": rate}, err
 	}
 }
+
+// patience is how long is waited for something to happen at all.
+const patience = time.Minute
 
 // A tally is what the waiters of a handover have seen. Its methods are safe for concurrent use.
 type tally struct {
@@ -268,10 +271,13 @@ func (t *tally) begin() {
 	t.gaps, t.waits, t.acquired, t.failed = nil, make([][]time.Duration, len(t.since)), 0, 0
 }
 
+// waiting says that w wants the lock. It still waits if an attempt has failed.
 func (t *tally) waiting(w int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.since[w] = time.Now()
+	if t.since[w].IsZero() {
+		t.since[w] = time.Now()
+	}
 }
 
 func (t *tally) got(w int, at time.Time, token uint64, fenced bool) error {
@@ -314,10 +320,10 @@ func (t *tally) resume() {
 	t.resumed = time.Now()
 }
 
-func (t *tally) count() int {
+func (t *tally) count() (acquired, changes int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.acquired
+	return t.acquired, len(t.gaps)
 }
 
 // end answers what was counted since begin, requests among it. Who still waits has waited until now.
@@ -349,8 +355,8 @@ func (t *tally) end(elapsed time.Duration, requests float64) (values, error) {
 }
 
 // handover lets waiters take one lock in a loop, each holding it for 1 ms. After a warm-up it counts for some time, and
-// until every waiter could have been served ten times, but not for more than five times as long. With a stall the server
-// is stopped for that long, half a stall after the counting has begun.
+// until every waiter could have been served ten times, but not for more than three times as long unless the owner has
+// never changed. With a stall the server is stopped for that long, half a stall after the counting has begun.
 func handover(c crowd, lasts, stall time.Duration) func(context.Context, *server, subject, time.Duration) (values, error) {
 	return func(ctx context.Context, s *server, of subject, ttl time.Duration) (v values, err error) {
 		clients, closeAll, err := open(ctx, s, of, ttl, c.Clients)
@@ -408,9 +414,11 @@ func handover(c crowd, lasts, stall time.Duration) func(context.Context, *server
 				}
 			})
 		}
-		warm := time.Now()
-		for time.Since(warm) < lasts/4 || t.count() < c.Waiters && time.Since(warm) < lasts {
-			time.Sleep(time.Millisecond)
+		opened := time.Now()
+		for warm := false; !warm; time.Sleep(time.Millisecond) {
+			acquired, _ := t.count()
+			past := time.Since(opened)
+			warm = past >= lasts/4 && (acquired >= c.Waiters || past >= lasts)
 		}
 		before, err := s.requests(ctx)
 		if err != nil {
@@ -430,8 +438,10 @@ func handover(c crowd, lasts, stall time.Duration) func(context.Context, *server
 				return nil, err
 			}
 		}
-		for time.Since(began) < lasts || t.count() < 10*c.Waiters && time.Since(began) < 5*lasts {
-			time.Sleep(time.Millisecond)
+		for enough := false; !enough; time.Sleep(time.Millisecond) {
+			acquired, changes := t.count()
+			past := time.Since(began)
+			enough = past >= lasts && (acquired >= 10*c.Waiters || past >= 3*lasts) && (changes > 0 || past >= patience)
 		}
 		elapsed := time.Since(began)
 		after, err := s.requests(ctx)
@@ -517,13 +527,13 @@ func minority(goroutines int, lasts time.Duration) func(context.Context, *server
 			mu     sync.Mutex
 			pairs  [over + 1]int // by the phase in which they ended
 			failed int
-			slow   time.Duration // the slowest lock or unlock that began with a server stopped
+			slow   time.Duration // the slowest lock or unlock that a stopped server can have met
 			all    sync.WaitGroup
 		)
 		for g := range goroutines {
 			all.Go(func() {
 				for phase.Load() != over {
-					began, phaseBefore := time.Now(), phase.Load()
+					began := time.Now()
 					h, err := clients[0].lock(ctx, "minority/"+strconv.Itoa(g))
 					longest := time.Since(began)
 					if err == nil {
@@ -531,13 +541,14 @@ func minority(goroutines int, lasts time.Duration) func(context.Context, *server
 						err = h.unlock(ctx)
 						longest = max(longest, time.Since(began))
 					}
+					ended := phase.Load()
 					mu.Lock()
 					if err == nil {
-						pairs[phase.Load()]++
+						pairs[ended]++
 					} else {
 						failed++
 					}
-					if phaseBefore == stopped {
+					if ended >= stopped {
 						slow = max(slow, longest)
 					}
 					mu.Unlock()
@@ -546,7 +557,14 @@ func minority(goroutines int, lasts time.Duration) func(context.Context, *server
 		}
 		time.Sleep(lasts / 4)
 		phase.Store(before)
-		time.Sleep(lasts)
+		began := time.Now()
+		for enough := false; !enough; time.Sleep(time.Millisecond) {
+			mu.Lock()
+			some := pairs[before] > 0
+			mu.Unlock()
+			enough = time.Since(began) >= lasts && (some || time.Since(began) >= patience)
+		}
+		took := time.Since(began)
 		err = s.Pause()
 		phase.Store(stopped)
 		if err == nil {
@@ -562,7 +580,7 @@ func minority(goroutines int, lasts time.Duration) func(context.Context, *server
 		if pairs[before] == 0 {
 			return nil, errors.New("pairs before the stop: got 0, want some")
 		}
-		return values{"throughput kept": float64(pairs[stopped]) / float64(pairs[before]), "errors": float64(failed),
+		return values{"throughput kept": float64(pairs[stopped]) / lasts.Seconds() / (float64(pairs[before]) / took.Seconds()), "errors": float64(failed),
 			"longest step ms": milli(slow)}, nil
 	}
 }

@@ -120,7 +120,8 @@ func startPostgres(ctx context.Context) (_ *server, err error) {
 			return 0, err
 		}
 		defer pool.Close()
-		err = pool.QueryRow(ctx, "SELECT coalesce(sum(calls), 0)::float8 FROM pg_stat_statements WHERE toplevel").Scan(&n)
+		err = pool.QueryRow(ctx, "SELECT coalesce(sum(calls), 0)::float8 FROM pg_stat_statements "+
+			"WHERE toplevel AND query NOT LIKE '%pg_stat_statements%'").Scan(&n)
 		return n, err
 	}
 	pool, err := pgxpool.New(ctx, s.url)
