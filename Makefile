@@ -2,13 +2,15 @@
 # make test    provides the servers, runs everything, ends with a table of what ran where
 # make docs    writes what the latest make test has shown into docs/choosing.md, and what the lab shows into docs/behaviour.md
 # make lint    the linters of .golangci.yaml
-# make bench   the benchmarks of the drivers, as ratios to raw commands taken in turn in one run
+# make bench   fencelock, raw commands and other libraries in turn, into docs/performance.md; BENCH=--quick is shorter
+# make bench-drivers  the benchmarks of each driver by itself
+# make profile CPU and allocation profiles of each path into .cache/profiles, and what is on top of them
 #
 # Debian packages that are missing are installed when we may (root or sudo); else the target says what to install.
 
 GOLANGCI_VERSION := v2.14.0
 GOLANGCI := .cache/golangci-lint-$(GOLANGCI_VERSION)
-.PHONY: build test docs lint bench servers clean
+.PHONY: build test docs lint bench bench-drivers profile servers clean
 
 build:
 	go build -o bin/ ./cmd/fencelock
@@ -24,6 +26,9 @@ servers:
 	conformance/servers/provide.sh
 
 bench: servers
+	cd bench && go run . $(BENCH) -docs ../docs
+
+bench-drivers: servers
 	go test -run '^$$' -bench Pair -benchtime 9x ./driver/goredis
 	go test -run '^$$' -bench Crowd -benchtime 7x ./driver/goredis ./driver/rueidis
 	go test -run '^$$' -bench Extend -benchtime 3000x ./driver/goredis
@@ -38,11 +43,15 @@ bench: servers
 	go test -run '^$$' -bench Both -benchtime 500x ./driver/migrate
 	go test -run '^$$' -bench . -benchtime 3x .
 
+profile: servers
+	cd bench && go run . -profile ../.cache/profiles
+
 lint: $(GOLANGCI)
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not formatted: $$unformatted"; exit 1; }
 	go vet ./...
 	$(GOLANGCI) run ./...
 	cd conformance/containers && go vet ./... && $(CURDIR)/$(GOLANGCI) run --config $(CURDIR)/.golangci.yaml ./...
+	cd bench && go vet ./... && $(CURDIR)/$(GOLANGCI) run --config $(CURDIR)/.golangci.yaml ./...
 
 $(GOLANGCI):
 	@mkdir -p $(@D)

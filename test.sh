@@ -41,6 +41,9 @@ go get -modfile=.cache/newest/go.mod $newest &&
 		-skip '^Test(Cluster)?Conformance$/^(Concurrency|Process|Renewal|Loss|Release|Leaks|Cost|Limits|Reentrancy|LockAll|Do|Inspect)$' \
 		./driver/goredis ./driver/rueidis ./driver/etcd ./driver/postgres || status=1
 
+step "bench"
+(cd bench && go test ./...) || status=1
+
 rows=$processes
 if timeout 30 docker version >/dev/null 2>&1; then
 	step "containers"
