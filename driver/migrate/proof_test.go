@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -24,6 +25,7 @@ import (
 	_ "github.com/fencelock/fencelock/driver/goredis"
 	"github.com/fencelock/fencelock/driver/migrate"
 	_ "github.com/fencelock/fencelock/driver/postgres"
+	_ "github.com/fencelock/fencelock/driver/redlock"
 	"github.com/fencelock/fencelock/guard"
 	"github.com/fencelock/fencelock/guard/httpguard"
 )
@@ -46,6 +48,15 @@ var sites = map[string]func(t *testing.T) site{
 	"goredis": func(t *testing.T) site {
 		s, err := servers.StartRedis(t.Context(), &servers.RedisOptions{AppendFsync: "always"})
 		return site{url: "redis://" + proofServer(t, s, err).Addr(), restart: restarting(t, s)}
+	},
+	"redlock": func(t *testing.T) site {
+		var nodes []*servers.Redis
+		var addrs []string
+		for range 5 {
+			s, err := servers.StartRedis(t.Context(), &servers.RedisOptions{AppendFsync: "always"})
+			nodes, addrs = append(nodes, proofServer(t, s, err)), append(addrs, s.Addr())
+		}
+		return site{url: "redlock://" + strings.Join(addrs, ","), restart: restarting(t, nodes[0])}
 	},
 	"etcd": func(t *testing.T) site {
 		s, err := servers.StartEtcd(t.Context(), &servers.EtcdOptions{Binary: os.Getenv("FENCELOCK_ETCD"), Args: []string{"--unsafe-no-fsync"}})
@@ -84,7 +95,7 @@ func restarting(t *testing.T, s servers.Server) func() error {
 // while they all work on the same names, while some are killed and stopped, and each server is restarted. It judges the
 // history of the whole run, over both backends.
 func TestRollingMigration(t *testing.T) {
-	for _, pair := range [][2]string{{"goredis", "etcd"}, {"goredis", "postgres"}, {"file", "goredis"}} {
+	for _, pair := range [][2]string{{"goredis", "etcd"}, {"goredis", "postgres"}, {"redlock", "etcd"}, {"file", "goredis"}} {
 		t.Run(pair[0]+"To"+pair[1], func(t *testing.T) { testRollingMigration(t, sites[pair[0]](t), sites[pair[1]](t)) })
 	}
 }

@@ -405,6 +405,11 @@ func TestCleanupReachesAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
+	first, err := servers.NewProxy(m[0].Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { first.Close() })
 	other := newDriver(t, m, nil)
 	r := request("x", time.Minute)
 	lock(t, other, r, driver.Granted)
@@ -412,12 +417,14 @@ func TestCleanupReachesAll(t *testing.T) {
 	for _, s := range m[3:] {
 		do(t, s, "DEL", "fencelock:rl:x")
 	}
-	d := redlockbackend.Driver(t, append(m[:4].Addrs(), p.Addr()), nil)
+	d := redlockbackend.Driver(t, append(append([]string{first.Addr()}, m[1:4].Addrs()...), p.Addr()), nil)
 	ready := request("ready", time.Minute)
 	lock(t, d, ready, driver.Granted)
 	everywhere(t, m, ready)
 	p.Drop(servers.ToClient)
+	first.Delay(servers.ToClient, 300*time.Millisecond) // what is decided already is not sent to the others
 	lock(t, d, request("x", time.Minute), driver.Held)
+	first.Pass(servers.ToClient)
 	eventually(t, "request of unknown outcome on the last node", func() bool { return holder(t, m[4], "x") != "" })
 	p.Pass(servers.ToClient)
 	p.Reset()
