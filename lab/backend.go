@@ -150,11 +150,12 @@ func startSentinel(ctx context.Context) (*system, error) {
 }
 
 func startPostgres(ctx context.Context) (*system, error) {
-	primary, err := servers.StartPostgres(ctx, nil)
+	connections := []string{"-c", "max_connections=400"} // a pool for each process of each lane
+	primary, err := servers.StartPostgres(ctx, &servers.PostgresOptions{Args: connections})
 	if err != nil {
 		return nil, err
 	}
-	standby, err := servers.StartPostgres(ctx, &servers.PostgresOptions{StandbyOf: primary})
+	standby, err := servers.StartPostgres(ctx, &servers.PostgresOptions{StandbyOf: primary, Args: connections})
 	if err != nil {
 		return nil, errors.Join(err, primary.Close())
 	}
