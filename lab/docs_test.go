@@ -31,4 +31,7 @@ func TestBehaviour(t *testing.T) {
 			t.Errorf("behaviour.md: the picture %s is missing (%v); run make docs", name, err)
 		}
 	}
+	if strings.Contains(string(text), "Not as expected") {
+		t.Error("behaviour.md: some runs were not as expected")
+	}
 }
