@@ -494,6 +494,14 @@ func (c *checker) contention(all, leases []*attempt) {
 // guard judges that admitted tokens never decrease: a write called after another one was admitted has
 // no lesser token.
 func (c *checker) guard(writes []*Event) {
+	stale(writes, func(highest, w *Event) {
+		c.brokenf(Guard, []*Event{highest, w}, "resource %q admitted token %d after %d", w.Resource, w.Token, highest.Token)
+	})
+}
+
+// stale calls found for each of the admitted writes of one resource, which are in order of time, that was called after
+// one with a greater token had been admitted, with the greatest of those.
+func stale(writes []*Event, found func(highest, w *Event)) {
 	byCall := slices.SortedFunc(slices.Values(writes), func(a, b *Event) int { return cmp.Compare(called(a), called(b)) })
 	var highest *Event
 	for _, w := range byCall {
@@ -504,7 +512,7 @@ func (c *checker) guard(writes []*Event) {
 			writes = writes[1:]
 		}
 		if highest != nil && w.Token < highest.Token {
-			c.brokenf(Guard, []*Event{highest, w}, "resource %q admitted token %d after %d", w.Resource, w.Token, highest.Token)
+			found(highest, w)
 		}
 	}
 }

@@ -129,6 +129,9 @@ func runScripts(t *testing.T, cases []scriptCase) {
 			if !maps.Equal(rep.Counts, c.want) && len(rep.Counts)+len(c.want) > 0 {
 				t.Errorf("Check: got violations %v, want %v\n%v", rep.Counts, c.want, rep)
 			}
+			if got := len(StaleWrites(s.h)); got != c.want[Guard] {
+				t.Errorf("StaleWrites: got %d, want %d", got, c.want[Guard])
+			}
 			for _, v := range rep.Violations {
 				if len(v.Events) == 0 || v.Text == "" {
 					t.Errorf("violation without evidence: %+v", v)
