@@ -361,10 +361,14 @@ func (a *adapter) Deadlines() bool {
 // not heed the context meanwhile.
 const failover = "FailoverClient"
 
-// Close implements redislua.Client.
+// Close implements redislua.Client. That a connection is closed already is no failure: after a failover the client library
+// closes those to the old primary, and sometimes once more at the end.
 func (a *adapter) Close() error {
-	if a.owned {
-		return a.client.Close()
+	if !a.owned {
+		return nil
+	}
+	if err := a.client.Close(); !errors.Is(err, net.ErrClosed) {
+		return err
 	}
 	return nil
 }
