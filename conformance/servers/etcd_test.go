@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"path/filepath"
 	"testing"
 	"time"
@@ -31,12 +30,12 @@ func newEtcdCluster(t *testing.T, members int) *EtcdCluster {
 // put and get speak to one member through etcd's JSON gateway.
 func (e *Etcd) put(ctx context.Context, key, value string) error {
 	b64 := base64.StdEncoding.EncodeToString
-	_, err := e.http(ctx, http.MethodPost, "/v3/kv/put", fmt.Sprintf(`{"key": %q, "value": %q}`, b64([]byte(key)), b64([]byte(value))))
+	_, err := e.Call(ctx, "/v3/kv/put", fmt.Sprintf(`{"key": %q, "value": %q}`, b64([]byte(key)), b64([]byte(value))))
 	return err
 }
 
 func (e *Etcd) get(ctx context.Context, key string) (value, cluster string, err error) {
-	text, err := e.http(ctx, http.MethodPost, "/v3/kv/range", fmt.Sprintf(`{"key": %q}`, base64.StdEncoding.EncodeToString([]byte(key))))
+	text, err := e.Call(ctx, "/v3/kv/range", fmt.Sprintf(`{"key": %q}`, base64.StdEncoding.EncodeToString([]byte(key))))
 	if err != nil {
 		return "", "", err
 	}

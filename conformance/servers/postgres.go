@@ -222,6 +222,23 @@ func (p *Postgres) TerminateBackends(ctx context.Context) (int, error) {
 	return strconv.Atoi(out)
 }
 
+// Detach cuts a standby off from its primary without anybody's being told: it stays as it is, and what is written from then
+// on is lost if it is promoted.
+func (p *Postgres) Detach(ctx context.Context) error {
+	for _, statement := range []string{"ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()"} {
+		if _, err := p.SQL(ctx, "", statement); err != nil {
+			return err
+		}
+	}
+	return await(ctx, "a standby that receives nothing", func() error {
+		n, err := p.SQL(ctx, "", "SELECT count(*) FROM pg_stat_wal_receiver")
+		if err == nil && n != "0" {
+			err = errors.New("it is attached")
+		}
+		return err
+	})
+}
+
 // RestartImmediate ends the server by the shutdown mode "immediate", which tells clients but saves nothing,
 // and starts it again: it recovers from its log, as after a crash. ctx bounds the start.
 func (p *Postgres) RestartImmediate(ctx context.Context) error {

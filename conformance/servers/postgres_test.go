@@ -166,6 +166,10 @@ func TestPostgresStandby(t *testing.T) {
 		}
 		return nil
 	})
+	if err := s.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustSQL(t, p, "INSERT INTO t VALUES (4)", "")
 	if err := p.Kill(); err != nil {
 		t.Fatal(err)
 	}

@@ -626,8 +626,9 @@ func TestStandby(t *testing.T) {
 		return nil
 	})
 	// Detached, then written to, then gone for good.
-	psql(t, standby, "ALTER SYSTEM SET primary_conninfo = ''")
-	psql(t, standby, "SELECT pg_reload_conf()")
+	if err := standby.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, func() error {
 		if got := psql(t, s, "SELECT count(*) FROM pg_stat_replication"); got != "0" {
 			return fmt.Errorf("standbys attached: got %s, want 0", got)
