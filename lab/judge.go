@@ -1,10 +1,7 @@
 package lab
 
 import (
-	"cmp"
 	"fmt"
-	"iter"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -57,15 +54,14 @@ func judge(l *lane, h history.History, d *doubles, fault string, tolerance time.
 	out.count(Overlap, report.Counts[history.L1])
 	out.count(Disorder, report.Counts[history.T1]+report.Counts[history.T2]+report.Counts[history.T3])
 	out.count(LateLoss, report.Counts[history.L2]+report.Counts[history.L3]+report.Counts[history.L4])
-	stale := staleWrites(h)
-	for resource, n := range stale {
-		switch {
-		case resource == d.fenced(l.name):
-			out.count(StaleFenced, n)
-		case resource == d.open(l.name):
-			out.count(StaleUnfenced, n)
+	for _, w := range history.StaleWrites(h) {
+		switch w.Resource {
+		case d.fenced(l.name):
+			out.count(StaleFenced, 1)
+		case d.open(l.name):
+			out.count(StaleUnfenced, 1)
 		default:
-			out.count(StaleCode, n)
+			out.count(StaleCode, 1)
 		}
 	}
 	out.Told, out.Lead = lead(h)
@@ -89,70 +85,11 @@ func (l *Lane) count(f Finding, n int) {
 	}
 }
 
-// staleWrites counts the stale writes to each resource.
-func staleWrites(h history.History) map[string]int {
-	stale := map[string]int{}
-	for _, e := range staleEvents(h) {
-		stale[e.Resource]++
-	}
-	return stale
-}
-
-// staleEvents are the writes that were let through although one with a higher token had been let through before they
-// were asked for, so what is counted is certain; with their places in the history.
-func staleEvents(h history.History) iter.Seq2[int, history.Event] {
-	type mark struct {
-		t     int64
-		token uint64
-	}
-	return func(yield func(int, history.Event) bool) {
-		marks := map[string][]mark{} // the highest so far, by time
-		for i, e := range h {
-			if e.Type != history.WriteAdmitted {
-				continue
-			}
-			m := marks[e.Resource]
-			before, _ := slices.BinarySearchFunc(m, e.Called, func(m mark, called int64) int { return cmp.Compare(m.t, called) })
-			if before > 0 && m[before-1].token > e.Token && !yield(i, e) {
-				return
-			}
-			if len(m) == 0 || m[len(m)-1].token < e.Token {
-				marks[e.Resource] = append(m, mark{e.T, e.Token})
-			}
-		}
-	}
-}
-
-// lead is the least time by which a loss was told before the end of the lease, which is at V and the margin. Losses of
-// processes that were stopped at V do not count: nobody can tell them.
+// lead is the least time by which a loss was told before the end of the lease.
 func lead(h history.History) (told bool, least time.Duration) {
-	type key struct {
-		process string
-		attempt uint64
-	}
-	until, ttl := map[key]int64{}, map[key]time.Duration{}
-	stopped := map[string][2]int64{}
-	for _, e := range h {
-		k := key{e.Process, e.Attempt}
-		switch e.Type {
-		case history.Started:
-			ttl[k] = e.TTL
-		case history.Acquired, history.Extended:
-			until[k] = max(until[k], e.V)
-		case history.ProcessStopped:
-			stopped[e.Process] = [2]int64{e.T, math.MaxInt64}
-		case history.ProcessContinued:
-			stopped[e.Process] = [2]int64{stopped[e.Process][0], e.T}
-		case history.LossTold:
-			v := until[k]
-			if s, ok := stopped[e.Process]; ok && s[0] <= v && v <= s[1] {
-				continue
-			}
-			margin := max(ttl[k]/100, 2*time.Millisecond)
-			d := time.Duration(v-e.T) + margin
-			if !told || d < least {
-				told, least = true, d
-			}
+	for _, b := range history.Beliefs(h) {
+		if b.LeadKnown && (!told || b.Lead < least) {
+			told, least = true, b.Lead
 		}
 	}
 	return told, least
@@ -173,11 +110,7 @@ func next(h history.History, rival, fault string) time.Duration {
 }
 
 // compare fills in what was not to be expected.
-func (r *Result) compare(sc *Scenario, b *Backend) {
-	var may []Finding
-	if sc.may != nil {
-		may = sc.may(b)
-	}
+func (r *Result) compare(sc *Scenario) {
 	shown := false
 	for _, l := range r.Lanes {
 		if l.Void != "" {
@@ -185,7 +118,7 @@ func (r *Result) compare(sc *Scenario, b *Backend) {
 		}
 		for _, f := range sortedFindings(l.Findings) {
 			shown = shown || f == sc.shows
-			if !slices.Contains(may, f) {
+			if !slices.Contains(sc.may, f) {
 				r.Unexpected = append(r.Unexpected, fmt.Sprintf("%s: %s (%d)\n%s", l.Name, f, l.Findings[f], l.Report))
 			}
 		}

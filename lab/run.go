@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/worker"
 	"github.com/fencelock/fencelock/guard"
 	"github.com/fencelock/fencelock/guard/httpguard"
+	"github.com/fencelock/fencelock/internal/lateness"
 )
 
 // Options say how a run is made. The zero value of each field is its default, and nil means all defaults.
@@ -30,11 +32,10 @@ type Options struct {
 // stage is a run under way.
 type stage struct {
 	*system
-	ttl    time.Duration
-	longer bool // as in Scenario
-	late   bool // as in Scenario
-	lanes  []*lane
-	rec    *history.Recorder // the faults
+	scenario *Scenario
+	ttl      time.Duration
+	lanes    []*lane
+	rec      *history.Recorder // the faults
 }
 
 // lane is a holder and a rival that want one lock.
@@ -79,7 +80,7 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	}
 	defer func() { err = errors.Join(err, doubles.close()) }()
 
-	s := &stage{system: sys, ttl: b.TTL, longer: sc.longer, late: sc.late, rec: history.NewRecorder("lab", nil)}
+	s := &stage{system: sys, scenario: sc, ttl: b.TTL, rec: history.NewRecorder("lab", nil)}
 	for i := range o.Lanes {
 		s.lanes = append(s.lanes, &lane{name: fmt.Sprintf("lane-%d", i+1), rng: rand.New(rand.NewPCG(o.Seed, uint64(i)))})
 	}
@@ -95,8 +96,8 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 		}
 	}
 	_ = s.each(func(l *lane) error { return l.open(ctx, s) })
-	machine := startPulse()
-	defer machine.end()
+	machine := lateness.Measure()
+	defer machine()
 	if sc.before != nil {
 		s.void(sc.before(ctx, s))
 	}
@@ -104,21 +105,20 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	s.rec.FaultBegin(sc.Name)
 	s.void(sc.fault(ctx, s))
 	s.rec.FaultEnd(sc.Name)
-	_ = s.each(func(l *lane) error { l.finish(s.ttl); return nil })
+	_ = s.each(func(l *lane) error { return l.finish(s.ttl) })
 
-	late := machine.end()
+	late := machine()
 	if late > b.TTL/4 {
 		s.void(fmt.Errorf("lab: the machine is too busy: a timer was %v late", late))
 	}
 	r := &Result{Backend: b.Name, Scenario: sc.Name, Seed: o.Seed}
 	faults := s.rec.History()
 	for _, l := range s.lanes {
-		// So that all they did is in the history. What a client says of its connections at the end tells nothing of the lock.
-		_ = l.closeWorkers()
+		l.err = cmp.Or(l.err, l.closeWorkers()) // so that all they did is in the history
 		h := history.Merge(historyOf(l.holder), historyOf(l.rival), faults)
 		r.Lanes = append(r.Lanes, judge(l, h, doubles, sc.Name, lossTolerance+late))
 	}
-	r.compare(sc, b)
+	r.compare(sc)
 	return r, ctx.Err()
 }
 
@@ -171,7 +171,7 @@ func (l *lane) open(ctx context.Context, s *stage) error {
 		if l.lines[i], err = newLine(s.system); err != nil {
 			return err
 		}
-		if *w.to, err = worker.Start(ctx, worker.Options{URL: s.url(l.lines[i].addrs()), Process: l.name + " " + w.role, Longer: s.longer}); err != nil {
+		if *w.to, err = worker.Start(ctx, worker.Options{URL: s.url(l.lines[i].addrs()), Process: l.name + " " + w.role, Longer: s.scenario.longer}); err != nil {
 			return err
 		}
 	}
@@ -185,7 +185,7 @@ func (l *lane) begin(ctx context.Context, s *stage) error {
 	holding, stop := context.WithCancel(context.WithoutCancel(ctx))
 	l.stopHolder = stop
 	l.works.Go(func() { _ = l.holder.Work(holding, l.work(s)) }) // what comes of it is in the history
-	if err := l.holder.AwaitEvent(ctx, isType(history.WriteAdmitted)); err != nil || s.late {
+	if err := l.holder.AwaitEvent(ctx, isType(history.WriteAdmitted)); err != nil || s.scenario.late {
 		return err
 	}
 	l.beginRival(s)
@@ -237,7 +237,7 @@ func (l *lane) rivalWrites(ctx context.Context) error {
 }
 
 // finish lets a holder that has lost nothing release after another half TTL, and waits until both have done their work.
-func (l *lane) finish(ttl time.Duration) {
+func (l *lane) finish(ttl time.Duration) error {
 	time.AfterFunc(ttl/2, l.stopHolder)
 	done := make(chan struct{})
 	go func() {
@@ -246,8 +246,9 @@ func (l *lane) finish(ttl time.Duration) {
 	}()
 	select {
 	case <-done:
+		return nil
 	case <-time.After(patience):
-		l.err = errors.New("lab: holder and rival did not end their work in time")
+		return errors.New("lab: holder and rival did not end their work in time")
 	}
 }
 
@@ -280,39 +281,6 @@ func historyOf(w *worker.Worker) history.History {
 		return nil
 	}
 	return w.History()
-}
-
-// pulse measures how late timers are.
-type pulse struct {
-	stop chan struct{}
-	once sync.Once
-	done chan struct{}
-	late time.Duration
-}
-
-func startPulse() *pulse {
-	p := &pulse{stop: make(chan struct{}), done: make(chan struct{})}
-	go func() {
-		defer close(p.done)
-		const beat = 5 * time.Millisecond
-		for {
-			began := time.Now()
-			select {
-			case <-p.stop:
-				return
-			case <-time.After(beat):
-				p.late = max(p.late, time.Since(began)-beat)
-			}
-		}
-	}()
-	return p
-}
-
-// end answers the most.
-func (p *pulse) end() time.Duration {
-	p.once.Do(func() { close(p.stop) })
-	<-p.done
-	return p.late
 }
 
 const fencedPath = "/fenced/"

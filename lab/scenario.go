@@ -1,12 +1,10 @@
 package lab
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -27,10 +25,10 @@ type Scenario struct {
 	on     func(b *Backend) bool                     // nil: every backend
 	before func(ctx context.Context, s *stage) error // with the processes there, and nothing begun
 	fault  func(ctx context.Context, s *stage) error
-	late   bool                       // the rival begins its work in the fault
-	longer bool                       // a server may grant more than was asked for
-	may    func(b *Backend) []Finding // beside none
-	shows  Finding                    // what at least one lane of all must show, if set
+	late   bool      // the rival begins its work in the fault
+	longer bool      // a server may grant more than was asked for
+	may    []Finding // beside none
+	shows  Finding   // what at least one lane of all must show, if set
 }
 
 // A Finding is something that a run has shown of a backend.
@@ -58,7 +56,7 @@ var (
 		Name: "holder-paused", Law: "L2",
 		Text:  "The holder's process is stopped (SIGSTOP) between its look at the lease and its write, until the rival holds and has written.",
 		fault: holderPaused,
-		may:   always(StaleUnfenced), shows: StaleUnfenced,
+		may:   []Finding{StaleUnfenced}, shows: StaleUnfenced,
 	}
 	HolderKilled = &Scenario{
 		Name: "holder-killed", Law: "W3",
@@ -69,88 +67,88 @@ var (
 		Name: "holder-cut-off", Law: "L2",
 		Text: "The network between the holder and the servers drops everything, until the rival holds.",
 		on:   hasLines, fault: holderCut(servers.Both),
-		may: always(StaleUnfenced), // by a write that was decided on just before the end
+		may: []Finding{StaleUnfenced}, // by a write that was decided on just before the end
 	}
 	RepliesLost = &Scenario{
 		Name: "replies-lost", Law: "L2",
 		Text: "The holder's requests arrive and the replies are dropped, until its lease has ended.",
 		on:   hasLines, fault: repliesLost,
-		may: always(StaleUnfenced),
+		may: []Finding{StaleUnfenced},
 	}
 	RequestsLost = &Scenario{
 		Name: "requests-lost", Law: "L2",
 		Text: "The holder's requests are dropped and what the servers send arrives, until the rival holds.",
 		on:   hasLines, fault: holderCut(servers.ToServer),
-		may: always(StaleUnfenced),
+		may: []Finding{StaleUnfenced},
 	}
 	ServerPaused = &Scenario{
 		Name: "server-paused", Law: "L2",
 		Text: "The server, of a cluster the leader, is stopped (SIGSTOP) for one and a half TTL.",
 		on:   hasServers, fault: serverPaused,
-		may: always(StaleUnfenced),
+		may: []Finding{StaleUnfenced},
 	}
 	ServerRestarted = &Scenario{
 		Name: "server-restarted", Law: "T1",
 		Text: "The server, of a cluster the leader, is killed (SIGKILL) and started again with its data after half a TTL.",
 		on:   hasServers, fault: serverRestarted,
-		may: always(StaleUnfenced),
+		may: []Finding{StaleUnfenced},
 	}
 	ServerEmptied = &Scenario{
 		Name: "server-emptied", Law: "T1",
 		Text: "The server is killed and started again at once without its data: it has forgotten who holds.",
 		on:   only(Redis), fault: serverEmptied,
-		may: always(Overlap, StaleUnfenced),
+		may: []Finding{Overlap, StaleUnfenced},
 	}
 	Flushed = &Scenario{
 		Name: "flushall", Law: "T1",
 		Text: "An operator deletes all keys (FLUSHALL).",
 		on:   only(Redis), fault: flushed,
-		may: always(Overlap, StaleUnfenced), shows: Overlap,
+		may: []Finding{Overlap, StaleUnfenced}, shows: Overlap,
 	}
 	Evicted = &Scenario{
 		Name: "eviction", Law: "L1",
 		Text: "The server runs out of memory with a policy that evicts: what was written last recently goes first, the lock with it.",
 		on:   only(Redis), fault: evicted,
-		may: always(Overlap, StaleUnfenced),
+		may: []Finding{Overlap, StaleUnfenced},
 	}
 	GrantLost = &Scenario{
 		Name: "grant-lost", Law: "L5",
 		Text: "The holder releases while the network drops what the servers send to the rival, for a quarter of a TTL: the grant does not arrive.",
 		on:   hasLines, fault: grantLost,
-		may: always(StaleUnfenced),
+		may: []Finding{StaleUnfenced},
 	}
 	ClockAhead = &Scenario{
 		Name: "clock-ahead", Law: "S2",
 		Text: "The server's clock is stepped ahead by a TTL. With Redlock it is the clock of the one node that the holder's and the rival's " +
 			"majorities share; each reaches only three of five.",
-		on: only(Redis, Redlock), before: shareOneNode, fault: clockStepped(1),
-		may: always(Overlap, StaleUnfenced, LateLoss),
+		on: only(Redis, Redlock), before: shareOneNode, fault: clockAhead,
+		may: []Finding{Overlap, StaleUnfenced, LateLoss},
 	}
 	ClockBack = &Scenario{
 		Name: "clock-back", Law: "T1",
 		Text:   "The same, with the clock stepped back by 60 s.",
 		on:     only(Redis, Redlock),
-		before: shareOneNode, fault: clockStepped(0), longer: true, // the server says that the lease lives for a minute
-		may: always(StaleUnfenced),
+		before: shareOneNode, fault: clockBack, longer: true, // the server says that the lease lives for a minute
+		may: []Finding{StaleUnfenced},
 	}
 	NodeEmptied = &Scenario{
 		Name: "node-emptied", Law: "L1",
 		Text: "The one node that the holder's and the rival's majorities share is killed and started again without its data; each reaches " +
 			"only three of five.",
 		on: only(Redlock), before: shareOneNode, fault: nodeEmptied,
-		may: always(StaleUnfenced),
+		may: []Finding{StaleUnfenced},
 	}
 	TwoPaused = &Scenario{
 		Name: "two-of-five-paused", Law: "L1",
 		Text: "Two of five nodes are stopped (SIGSTOP) for one and a half TTL.",
 		on:   only(Redlock), fault: nodesPaused(2),
-		may: always(StaleUnfenced),
+		may: []Finding{StaleUnfenced},
 	}
 	ThreePaused = &Scenario{
 		Name: "three-of-five-paused", Law: "L2",
 		Text: "Three of five nodes are stopped (SIGSTOP) for one and a half TTL.",
 		on:   only(Redlock), fault: nodesPaused(3),
-		may: always(StaleUnfenced),
+		may: []Finding{StaleUnfenced},
 	}
 	AcquireReplyLost = &Scenario{
 		Name: "acquire-reply-lost", Law: "L5",
@@ -161,37 +159,37 @@ var (
 		Name: "replica-promoted", Law: "L1",
 		Text: "The replicas are cut off before the lock is taken; then the primary is killed, and one that never saw the lock is promoted.",
 		on:   only(RedisSentinel), before: detach, fault: promoted,
-		may: always(Overlap, StaleUnfenced),
+		may: []Finding{Overlap, StaleUnfenced},
 	}
 	LeaseRevoked = &Scenario{
 		Name: "lease-revoked", Law: "L3",
 		Text: "An operator revokes all leases of the cluster.",
 		on:   only(Etcd), fault: leasesRevoked,
-		may: always(Overlap, StaleUnfenced),
+		may: []Finding{Overlap, StaleUnfenced},
 	}
 	FollowerPaused = &Scenario{
 		Name: "follower-paused", Law: "L1",
 		Text: "One member that does not lead is stopped (SIGSTOP) for one and a half TTL.",
-		on:   only(Etcd), fault: followerPaused,
-		may: always(StaleUnfenced),
+		on:   only(Etcd), fault: followersPaused(1),
+		may: []Finding{StaleUnfenced},
 	}
 	MajorityPaused = &Scenario{
 		Name: "majority-paused", Law: "L2",
 		Text: "Two of three members are stopped (SIGSTOP) for one and a half TTL.",
-		on:   only(Etcd), fault: majorityPaused,
-		may: always(StaleUnfenced),
+		on:   only(Etcd), fault: followersPaused(2),
+		may: []Finding{StaleUnfenced},
 	}
 	BackendsTerminated = &Scenario{
 		Name: "backends-terminated", Law: "L7",
 		Text: "An administrator ends the connections of all clients (pg_terminate_backend).",
 		on:   only(Postgres), fault: backendsTerminated,
-		may: always(StaleUnfenced),
+		may: []Finding{StaleUnfenced},
 	}
 	StandbyPromoted = &Scenario{
 		Name: "standby-promoted", Law: "L1",
 		Text: "The standby is cut off before the lock is taken; then the primary is killed, and the standby, which never saw the lock, is promoted.",
 		on:   only(Postgres), before: cutStandby, fault: standbyPromoted,
-		may: always(Overlap, StaleUnfenced),
+		may: []Finding{Overlap, StaleUnfenced},
 	}
 )
 
@@ -215,8 +213,6 @@ func hasLines(b *Backend) bool { return hasServers(b) && !b.found }
 func only(which ...*Backend) func(*Backend) bool {
 	return func(b *Backend) bool { return slices.Contains(which, b) }
 }
-
-func always(f ...Finding) func(*Backend) []Finding { return func(*Backend) []Finding { return f } }
 
 // patience bounds each step of a scenario; if it ends, the lane is void.
 const patience = 30 * time.Second
@@ -283,12 +279,15 @@ func serverRestarted(ctx context.Context, s *stage) error {
 	return first(sleep(ctx, s.ttl/2), server.Start(ctx))
 }
 
-func serverEmptied(ctx context.Context, s *stage) error {
-	if err := s.servers[0].Kill(); err != nil {
+func serverEmptied(ctx context.Context, s *stage) error { return s.emptied(ctx, s.servers[0]) }
+
+// emptied kills a server and starts it again without its data.
+func (s *stage) emptied(ctx context.Context, server servers.Server) error {
+	if err := server.Kill(); err != nil {
 		return err
 	}
 	s.hit()
-	return s.servers[0].StartEmpty(ctx)
+	return server.StartEmpty(ctx)
 }
 
 func flushed(ctx context.Context, s *stage) error {
@@ -348,7 +347,7 @@ func acquireReplyLost(ctx context.Context, s *stage) error {
 		}
 		dropped := make(chan struct{}, len(l.lines[1].proxies))
 		for _, p := range l.lines[1].proxies {
-			hit := p.DropNextReply(nil)
+			hit := p.DropNextReply(&servers.DropOptions{RequestWith: l.name})
 			go func() {
 				select {
 				case <-hit:
@@ -393,32 +392,28 @@ func shareOneNode(_ context.Context, s *stage) error {
 	return nil
 }
 
-// clockStepped steps the clock of a server ahead by so many TTLs and a little more, or back by a minute if that is 0.
-func clockStepped(ttls int) func(context.Context, *stage) error {
-	return func(ctx context.Context, s *stage) error {
-		by := -time.Minute
-		if ttls > 0 {
-			by = time.Duration(ttls)*s.ttl + 100*time.Millisecond
-		}
-		node := s.servers[min(shared, len(s.servers)-1)].(*servers.Redis)
-		if err := node.SetClock(by); err != nil {
-			return err
-		}
-		s.hit()
-		return sleep(ctx, s.ttl)
-	}
+// sharedNode is the only server, or the one that both majorities of shareOneNode have.
+func (s *stage) sharedNode() *servers.Redis {
+	return s.servers[min(shared, len(s.servers)-1)].(*servers.Redis)
 }
 
-func nodeEmptied(ctx context.Context, s *stage) error {
-	node := s.servers[shared]
-	if err := node.Kill(); err != nil {
+func clockAhead(ctx context.Context, s *stage) error {
+	return s.clockStepped(ctx, s.ttl+100*time.Millisecond)
+}
+
+func clockBack(ctx context.Context, s *stage) error { return s.clockStepped(ctx, -time.Minute) }
+
+// clockStepped steps the clock of the shared node, and waits a TTL.
+func (s *stage) clockStepped(ctx context.Context, by time.Duration) error {
+	if err := s.sharedNode().SetClock(by); err != nil {
 		return err
 	}
 	s.hit()
-	if err := node.StartEmpty(ctx); err != nil {
-		return err
-	}
 	return sleep(ctx, s.ttl)
+}
+
+func nodeEmptied(ctx context.Context, s *stage) error {
+	return first(s.emptied(ctx, s.sharedNode()), sleep(ctx, s.ttl))
 }
 
 func nodesPaused(n int) func(context.Context, *stage) error {
@@ -440,34 +435,16 @@ func promoted(ctx context.Context, s *stage) error {
 	return err
 }
 
-// followers are the members that do not lead.
-func (s *stage) followers(ctx context.Context) (all []servers.Server, err error) {
-	leader, err := s.leader(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, m := range s.servers {
-		if m != leader {
-			all = append(all, m)
+// followersPaused stops so many members that do not lead.
+func followersPaused(n int) func(context.Context, *stage) error {
+	return func(ctx context.Context, s *stage) error {
+		leader, err := s.leader(ctx)
+		if err != nil {
+			return err
 		}
+		followers := slices.DeleteFunc(slices.Clone(s.servers), func(m servers.Server) bool { return m == leader })
+		return s.paused(ctx, followers[:n])
 	}
-	return all, nil
-}
-
-func followerPaused(ctx context.Context, s *stage) error {
-	followers, err := s.followers(ctx)
-	if err != nil {
-		return err
-	}
-	return s.paused(ctx, followers[:1])
-}
-
-func majorityPaused(ctx context.Context, s *stage) error {
-	followers, err := s.followers(ctx)
-	if err != nil {
-		return err
-	}
-	return s.paused(ctx, followers)
 }
 
 // paused stops servers for one and a half TTL.
@@ -485,38 +462,22 @@ func (s *stage) paused(ctx context.Context, which []servers.Server) error {
 }
 
 func leasesRevoked(ctx context.Context, s *stage) error {
+	member := s.servers[0].(*servers.Etcd)
+	text, err := member.Call(ctx, "/v3/lease/leases", "{}")
+	if err != nil {
+		return err
+	}
 	var listed struct{ Leases []struct{ ID string } }
-	if err := etcdCall(ctx, s.servers[0].Addr(), "lease/leases", struct{}{}, &listed); err != nil {
+	if err := json.Unmarshal(text, &listed); err != nil {
 		return err
 	}
 	for _, l := range listed.Leases {
-		if err := etcdCall(ctx, s.servers[0].Addr(), "lease/revoke", map[string]string{"ID": l.ID}, &struct{}{}); err != nil {
+		if _, err := member.Call(ctx, "/v3/lease/revoke", fmt.Sprintf(`{"ID": %q}`, l.ID)); err != nil {
 			return err
 		}
 	}
 	s.hit()
 	return nil
-}
-
-// etcdCall asks an etcd by the JSON form of its protocol, so that the lab needs no client library.
-func etcdCall(ctx context.Context, addr, what string, in, out any) error {
-	body, err := json.Marshal(in)
-	if err != nil {
-		return err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+"/v3/"+what, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("lab: etcd answered %s to %s", resp.Status, what)
-	}
-	return json.NewDecoder(resp.Body).Decode(out)
 }
 
 func backendsTerminated(ctx context.Context, s *stage) error {
@@ -528,23 +489,7 @@ func backendsTerminated(ctx context.Context, s *stage) error {
 }
 
 func cutStandby(ctx context.Context, s *stage) error {
-	standby := s.servers[1].(*servers.Postgres)
-	for _, statement := range []string{"ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()"} {
-		if _, err := standby.SQL(ctx, "", statement); err != nil {
-			return err
-		}
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: the standby stayed attached"))
-	defer cancel()
-	for {
-		left, err := s.servers[0].(*servers.Postgres).SQL(ctx, "", "SELECT count(*) FROM pg_stat_replication")
-		if err != nil || strings.TrimSpace(left) == "0" {
-			return err
-		}
-		if err := sleep(ctx, 10*time.Millisecond); err != nil {
-			return err
-		}
-	}
+	return s.servers[1].(*servers.Postgres).Detach(ctx)
 }
 
 func standbyPromoted(ctx context.Context, s *stage) error {

@@ -1,67 +1,14 @@
 package lab
 
 import (
-	"cmp"
 	"fmt"
 	"html"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/history"
 )
-
-// believed is a time in which a process held by its own belief.
-type believed struct {
-	process  string
-	token    uint64
-	from, to int64
-	lost     bool // it ended because the process was told of the loss
-}
-
-// beliefs are those of a history, in order.
-func beliefs(h history.History) (all []believed) {
-	type key struct {
-		process string
-		attempt uint64
-	}
-	open := map[key]*believed{}
-	until := map[key]int64{}
-	end := func(k key, at int64, lost bool) {
-		if b := open[k]; b != nil {
-			b.to, b.lost = min(at, max(until[k], b.from)), lost
-			all = append(all, *b)
-			delete(open, k)
-		}
-	}
-	last := int64(0)
-	for _, e := range h {
-		last = e.T
-		k := key{e.Process, e.Attempt}
-		switch e.Type {
-		case history.Acquired:
-			open[k], until[k] = &believed{process: e.Process, token: e.Token, from: e.T}, e.V
-		case history.Extended:
-			until[k] = max(until[k], e.V)
-		case history.ReleaseCalled:
-			end(k, e.T, false)
-		case history.LossTold:
-			end(k, e.T, true)
-		case history.ProcessEnded:
-			for k := range open {
-				if k.process == e.Process {
-					end(k, e.T, false)
-				}
-			}
-		}
-	}
-	for k := range open {
-		end(k, last, false)
-	}
-	slices.SortFunc(all, func(a, b believed) int { return cmp.Compare(a.from, b.from) })
-	return all
-}
 
 const (
 	pictureWidth = 860
@@ -141,18 +88,18 @@ func (p *picture) draw(h history.History) {
 				y+lineAt(line)+3, what, nameWidth, y+lineAt(line), pictureWidth-16)
 		}
 	}
-	for _, b := range beliefs(h) {
-		y := row(b.process)
+	for _, b := range history.Beliefs(h) {
+		y := row(b.Process)
 		class := "holder"
 		if y != topMargin {
 			class = "rival"
 		}
-		p.bar(class, b.from, b.to, y+8, 20, fmt.Sprintf("token %d, %v", b.token, time.Duration(b.to-b.from).Round(time.Millisecond)))
-		if p.x(b.to)-p.x(b.from) > 60 {
-			p.put(`<text class="on" x="%.1f" y="%d">%06d</text>`, p.x(b.from)+6, y+22, b.token%1000000)
+		p.bar(class, b.From, b.To, y+8, 20, fmt.Sprintf("token %d, %v", b.Token, time.Duration(b.To-b.From).Round(time.Millisecond)))
+		if p.x(b.To)-p.x(b.From) > 60 {
+			p.put(`<text class="on" x="%.1f" y="%d">%06d</text>`, p.x(b.From)+6, y+22, b.Token%1000000)
 		}
-		if b.lost {
-			p.put(`<path class="refused" d="M%.1f %d v28"><title>told lost</title></path>`, p.x(b.to), y+4)
+		if b.Told > 0 {
+			p.put(`<path class="refused" d="M%.1f %d v28"><title>told lost</title></path>`, p.x(b.To), y+4)
 		}
 	}
 	p.stops(h, row)
@@ -194,24 +141,23 @@ func (p *picture) stops(h history.History, row func(string) int) {
 
 // writes draws a dot for each write that was let through, red if it was stale, and a cross for what a guard refused.
 func (p *picture) writes(h history.History, row func(string) int) {
-	stale := map[int]bool{}
-	for i := range staleEvents(h) {
-		stale[i] = true
-	}
-	for i, e := range h {
+	y := func(e history.Event) int {
 		line := 1
 		if strings.Contains(e.Resource, fencedPath) {
 			line = 0
 		}
-		y := row(e.Process) + lineAt(line)
-		switch {
-		case stale[i]:
-			p.put(`<circle class="bad" cx="%.1f" cy="%d" r="5"><title>stale write let through: %d</title></circle>`, p.x(e.T), y, e.Token)
-		case e.Type == history.WriteAdmitted:
-			p.put(`<circle class="ok" cx="%.1f" cy="%d" r="1.5"/>`, p.x(e.T), y)
-		case e.Type == history.WriteRefused:
-			p.put(`<path class="refused" d="M%.1f %d l8 8 m0 -8 l-8 8"><title>refused: %d is stale</title></path>`, p.x(e.T)-4, y-4, e.Token)
+		return row(e.Process) + lineAt(line)
+	}
+	for _, e := range h {
+		switch e.Type {
+		case history.WriteAdmitted:
+			p.put(`<circle class="ok" cx="%.1f" cy="%d" r="1.5"/>`, p.x(e.T), y(e))
+		case history.WriteRefused:
+			p.put(`<path class="refused" d="M%.1f %d l8 8 m0 -8 l-8 8"><title>refused: %d is stale</title></path>`, p.x(e.T)-4, y(e)-4, e.Token)
 		}
+	}
+	for _, e := range history.StaleWrites(h) {
+		p.put(`<circle class="bad" cx="%.1f" cy="%d" r="5"><title>stale write let through: %d</title></circle>`, p.x(e.T), y(e), e.Token)
 	}
 }
 

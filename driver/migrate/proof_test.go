@@ -28,6 +28,7 @@ import (
 	_ "github.com/fencelock/fencelock/driver/redlock"
 	"github.com/fencelock/fencelock/guard"
 	"github.com/fencelock/fencelock/guard/httpguard"
+	"github.com/fencelock/fencelock/internal/lateness"
 )
 
 var (
@@ -118,7 +119,8 @@ func testRollingMigration(t *testing.T, from, to site) {
 	t.Logf("seed %d", seed)
 	p := &proof{t: t, from: from, to: to, random: rand.New(rand.NewPCG(seed, 0)), rec: history.NewRecorder("test", nil)}
 	p.ctx, p.cancel = context.WithCancel(t.Context())
-	p.machine = lateness(p.ctx)
+	p.machine = lateness.Measure()
+	t.Cleanup(func() { p.machine() })
 	guarded := httptest.NewServer(&httpguard.Handler{Guard: &p.guard, Next: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		token, _ := httpguard.FromContext(r.Context())
 		p.rec.Write(r.URL.Path, uint64(token), time.Time{}, true)
@@ -164,8 +166,8 @@ type proof struct {
 
 	workers, gone []*worker.Worker
 	loads         sync.WaitGroup
-	outage        time.Duration // the longest of a server
-	machine       <-chan time.Duration
+	outage        time.Duration        // the longest of a server
+	machine       func() time.Duration // see lateness.Measure
 }
 
 // start starts a process in the phase.
@@ -359,7 +361,7 @@ func (p *proof) judge() {
 		"a process got nothing but errors %v, servers down for %v", report.Acquired, report.Refused, report.Failed, writes, len(p.guard.Refused()),
 		gap, refused, p.outage)
 	// A request goes through several processes, each of which may have to wait for a processor.
-	machine := <-p.machine
+	machine := p.machine()
 	t.Logf("a timer was up to %v late", machine)
 	if limit := proofTTL + p.outage + 20*machine; gap > limit || refused > limit {
 		t.Errorf("service: got a gap of %v, and a process that got nothing but errors for %v, want at most one TTL and the time a server was down, %v (W3)",
@@ -390,19 +392,4 @@ func gaps(h history.History) (service, refused time.Duration) {
 		}
 	}
 	return service, refused
-}
-
-// lateness measures how late timers are until ctx ends, and then answers the most.
-func lateness(ctx context.Context) <-chan time.Duration {
-	result := make(chan time.Duration, 1)
-	go func() {
-		var most time.Duration
-		for ctx.Err() == nil {
-			began := time.Now()
-			time.Sleep(5 * time.Millisecond)
-			most = max(most, time.Since(began)-5*time.Millisecond)
-		}
-		result <- most
-	}()
-	return result
 }
