@@ -70,8 +70,8 @@ Examples:
 				return usageError("migrate needs --from and --to; see fencelock help migrate")
 			}
 			var err error
-			if m.wait, err = migrateWait(*wait); err != nil {
-				return err
+			if m.wait, err = parseWait(*wait); err != nil || m.wait == 0 && *wait != "no" {
+				return usageError("migrate: --wait %s must be a duration such as 10s, or forever, or no", quote(*wait))
 			}
 			switch args[0] {
 			case "status":
@@ -86,26 +86,11 @@ Examples:
 	},
 }
 
-// migrateWait reads --wait. Zero is "no", negative "forever".
-func migrateWait(s string) (time.Duration, error) {
-	switch s {
-	case "no":
-		return 0, nil
-	case "forever":
-		return -1, nil
-	}
-	d, err := time.ParseDuration(s)
-	if err != nil || d <= 0 {
-		return 0, usageError("migrate: --wait %s must be a duration such as 10s, or forever, or no", quote(s))
-	}
-	return d, nil
-}
-
 // migration is the call of migrate.
 type migration struct {
 	from, to string
 	json     bool
-	wait     time.Duration // see migrateWait
+	wait     time.Duration // see parseWait
 }
 
 // open opens both backends.
@@ -133,26 +118,27 @@ func failed(err error) error {
 	return err
 }
 
-func read(ctx context.Context, from, to driver.Driver) (*migrate.Status, error) {
+// look opens both backends and reads how the migration stands.
+func (m *migration) look(ctx context.Context) (s *migrate.Status, from, to driver.Driver, closeBoth func(), err error) {
+	from, to, closeBoth, err = m.open(ctx)
+	if err != nil {
+		return nil, nil, nil, nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
-	s, err := migrate.ReadStatus(ctx, from, to)
-	if err != nil {
-		return nil, failed(err)
+	if s, err = migrate.ReadStatus(ctx, from, to); err != nil {
+		closeBoth()
+		return nil, nil, nil, nil, failed(err)
 	}
-	return s, nil
+	return s, from, to, closeBoth, nil
 }
 
 func (m *migration) status(ctx context.Context, c *cli) error {
-	from, to, closeBoth, err := m.open(ctx)
+	s, _, _, closeBoth, err := m.look(ctx)
 	if err != nil {
 		return err
 	}
 	defer closeBoth()
-	s, err := read(ctx, from, to)
-	if err != nil {
-		return err
-	}
 	if m.json {
 		return c.print(migrationJSON(s, time.Now()))
 	}
@@ -178,15 +164,11 @@ func (m *migration) move(ctx context.Context, c *cli, move mover, step func(*mig
 		}
 	}()
 
-	from, to, closeBoth, err := m.open(ctx)
+	s, from, to, closeBoth, err := m.look(ctx)
 	if err != nil {
 		return err
 	}
 	defer closeBoth()
-	s, err := read(ctx, from, to)
-	if err != nil {
-		return err
-	}
 	next := step(s)
 	if next.Target == "" {
 		return usageError("migrate: the phase is %s, and there is none further on", s.Phase)

@@ -79,21 +79,24 @@ type runner struct {
 	grace time.Duration
 }
 
-func (r *runner) parseWait(s string) error {
+// parseWait reads a flag --wait.
+func parseWait(s string) (time.Duration, error) {
 	switch s {
 	case "forever":
-		r.wait = waitForever
-		return nil
+		return waitForever, nil
 	case "no":
-		r.wait = 0
-		return nil
+		return 0, nil
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil || d < 0 {
-		return errors.New("must be a duration such as 10s, or forever, or no")
+		return 0, errors.New("must be a duration such as 10s, or forever, or no")
 	}
-	r.wait = d
-	return nil
+	return d, nil
+}
+
+func (r *runner) parseWait(s string) (err error) {
+	r.wait, err = parseWait(s)
+	return err
 }
 
 func (r *runner) parseLimit(s string) error {

@@ -24,6 +24,14 @@ type backend struct {
 	force    driver.ForceUnlocker
 }
 
+// newBackends are both, or an error about the first that will not do.
+func newBackends(from, to driver.Driver) (old, young *backend, err error) {
+	if old, err = newBackend("old", from); err == nil {
+		young, err = newBackend("new", to)
+	}
+	return old, young, err
+}
+
 func newBackend(which string, d driver.Driver) (*backend, error) {
 	if d == nil {
 		return nil, driver.Invalid(which+" driver", nil, "must not be nil")

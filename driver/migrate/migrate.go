@@ -140,11 +140,7 @@ func New(ctx context.Context, from, to driver.Driver, o *Options) (driver.Driver
 	if _, err := ParsePhase(string(o.Phase)); err != nil {
 		return nil, err
 	}
-	old, err := newBackend("old", from)
-	if err != nil {
-		return nil, err
-	}
-	young, err := newBackend("new", to)
+	old, young, err := newBackends(from, to)
 	if err != nil {
 		return nil, err
 	}

@@ -112,11 +112,7 @@ const (
 type operator struct{ old, young *backend }
 
 func newOperator(from, to driver.Driver) (*operator, error) {
-	old, err := newBackend("old", from)
-	if err != nil {
-		return nil, err
-	}
-	young, err := newBackend("new", to)
+	old, young, err := newBackends(from, to)
 	if err != nil {
 		return nil, err
 	}
