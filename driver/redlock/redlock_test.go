@@ -400,16 +400,8 @@ func TestOneNodeFailsToExtend(t *testing.T) {
 func TestCleanupReachesAll(t *testing.T) {
 	t.Parallel()
 	m := masters(t, 5)
-	p, err := servers.NewProxy(m[4].Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { p.Close() })
-	first, err := servers.NewProxy(m[0].Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { first.Close() })
+	d, proxies := wired(t, m, nil)
+	first, last := proxies[0], proxies[4]
 	other := newDriver(t, m, nil)
 	r := request("x", time.Minute)
 	lock(t, other, r, driver.Granted)
@@ -417,17 +409,16 @@ func TestCleanupReachesAll(t *testing.T) {
 	for _, s := range m[3:] {
 		do(t, s, "DEL", "fencelock:rl:x")
 	}
-	d := redlockbackend.Driver(t, append(append([]string{first.Addr()}, m[1:4].Addrs()...), p.Addr()), nil)
 	ready := request("ready", time.Minute)
 	lock(t, d, ready, driver.Granted)
 	everywhere(t, m, ready)
-	p.Drop(servers.ToClient)
+	last.Drop(servers.ToClient)
 	first.Delay(servers.ToClient, 300*time.Millisecond) // what is decided already is not sent to the others
 	lock(t, d, request("x", time.Minute), driver.Held)
 	first.Pass(servers.ToClient)
 	eventually(t, "request of unknown outcome on the last node", func() bool { return holder(t, m[4], "x") != "" })
-	p.Pass(servers.ToClient)
-	p.Reset()
+	last.Pass(servers.ToClient)
+	last.Reset()
 	eventually(t, "clean-up of both other nodes (F004)", func() bool { return holder(t, m[3], "x") == "" && holder(t, m[4], "x") == "" })
 }
 
