@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/fencelock/fencelock/driver"
+	"github.com/fencelock/fencelock/driver/internal/redislua"
 )
 
 // List implements driver.Lister. It lists what a majority has, or may have if nodes do not answer, and fails if no
@@ -147,18 +147,12 @@ func (d *Driver) holdings(ctx context.Context, n *node, kind driver.Kind, names 
 		return nil, fmt.Errorf("answered %.80q", fmt.Sprint(r.value))
 	}
 	for i, name := range names {
-		fields, _ := lists[i].([]any)
-		for ; len(fields) >= 4; fields = fields[4:] {
-			id, _ := fields[0].(string)
-			left, _ := fields[1].(int64)
-			text, _ := fields[2].(string)
-			holder, _ := fields[3].(string)
-			token, err := strconv.ParseUint(text, 10, 64)
-			if err != nil {
-				return nil, fmt.Errorf("answered %.80q", fmt.Sprint(r.value))
-			}
-			all = append(all, driver.Holding{Owner: driver.Owner{Name: name, ID: id}, Token: driver.Token(token),
-				Left: time.Duration(left) * time.Millisecond, Holder: holder})
+		err := redislua.ReadHoldings(name, lists[i], func(h driver.Holding) bool {
+			all = append(all, h)
+			return true
+		})
+		if err != nil {
+			return nil, err
 		}
 	}
 	return all, nil

@@ -61,14 +61,15 @@ func (d *Driver) holdings(ctx context.Context, names []driver.Name, yield func(d
 			err = failed
 		}
 		if err == nil {
-			err = readHoldings(names[item], reply, yield)
+			err = ReadHoldings(names[item], reply, yield)
 		}
 	})
 	return err
 }
 
-// readHoldings reads what the script answers about one name; errStop if yield wants no more.
-func readHoldings(n driver.Name, reply any, yield func(driver.Holding) bool) error {
+// ReadHoldings reads what a script answers about one name: of each lease id, milliseconds left, token and holder. It fails
+// with an error of its own if yield wants no more.
+func ReadHoldings(n driver.Name, reply any, yield func(driver.Holding) bool) error {
 	fields, ok := reply.([]any)
 	if !ok {
 		return unexpected(reply)
