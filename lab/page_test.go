@@ -22,13 +22,13 @@ func sampleReport() *Report {
 	second := int64(time.Second)
 	holder, rival := "lane-1 holder", "lane-1 rival"
 	h := history.History{
-		{T: 1, Type: history.Started, Process: holder, Attempt: 1, TTL: time.Second},
+		{T: 1, Type: history.Started, Kind: history.Lock, Process: holder, Attempt: 1, TTL: time.Second},
 		{T: 2, Type: history.Acquired, Process: holder, Attempt: 1, Token: 1000041, V: second * 99 / 100},
 		{T: second / 10, Type: history.WriteAdmitted, Process: holder, Token: 1000041, Resource: "http://x/fenced/lane-1", Called: second/10 - 1},
 		{T: second / 5, Type: history.FaultBegin, Fault: HolderPaused.Name},
 		{T: second / 5, Type: history.ProcessStopped, Process: holder},
 		{T: second / 5, Type: history.FaultHit, Fault: "lane-1"},
-		{T: second * 11 / 10, Type: history.Started, Process: rival, Attempt: 1, TTL: time.Second},
+		{T: second * 11 / 10, Type: history.Started, Kind: history.Lock, Process: rival, Attempt: 1, TTL: time.Second},
 		{T: second * 12 / 10, Type: history.Acquired, Process: rival, Attempt: 1, Token: 1000042, V: second * 22 / 10},
 		{T: second * 13 / 10, Type: history.WriteAdmitted, Process: rival, Token: 1000042, Resource: "http://x/open/lane-1", Called: second*13/10 - 1},
 		{T: second * 14 / 10, Type: history.ProcessContinued, Process: holder},
