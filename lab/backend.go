@@ -53,6 +53,8 @@ type system struct {
 	// leader is the server without which nothing goes on.
 	leader func(ctx context.Context) (servers.Server, error)
 	close  func() error
+	// request is a text that each request of a driver has in it, empty if that is the lock's name.
+	request string
 }
 
 func (s *system) addrs() (addrs []string) {
@@ -164,8 +166,9 @@ func startPostgres(ctx context.Context) (*system, error) {
 		url: func(addrs []string) string {
 			return strings.Replace(primary.URL(), primary.Addr(), strings.Join(addrs, ","), 1) + "&target_session_attrs=read-write"
 		},
-		leader: func(context.Context) (servers.Server, error) { return primary, nil },
-		close:  func() error { return errors.Join(standby.Close(), primary.Close()) },
+		leader:  func(context.Context) (servers.Server, error) { return primary, nil },
+		close:   func() error { return errors.Join(standby.Close(), primary.Close()) },
+		request: `"fencelock".`, // the name is binary
 	}, nil
 }
 

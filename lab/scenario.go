@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -347,7 +348,7 @@ func acquireReplyLost(ctx context.Context, s *stage) error {
 		}
 		dropped := make(chan struct{}, len(l.lines[1].proxies))
 		for _, p := range l.lines[1].proxies {
-			hit := p.DropNextReply(&servers.DropOptions{RequestWith: l.name})
+			hit := p.DropNextReply(&servers.DropOptions{RequestWith: cmp.Or(s.request, l.name)})
 			go func() {
 				select {
 				case <-hit:
