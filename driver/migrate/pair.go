@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -205,6 +206,10 @@ func (p *pair) acquire(ctx context.Context, r driver.Request) (driver.Answer, er
 // attempts is how often the new lock is taken anew in one step because of its token.
 const attempts = 3
 
+// leap is how far above the last token a new attempt begins at most, in microseconds. Two backends whose tokens run ahead of
+// the clock both count by ones, so that the next of one would be the next of the other again.
+const leap = 4096
+
 // second takes the new lock for an owner that holds the old one. With an error it answers granted if the new lock was.
 func (p *pair) second(ctx context.Context, r driver.Request, first driver.Answer) (driver.Answer, error) {
 	r.Floor = max(r.Floor, first.Token)
@@ -223,6 +228,7 @@ func (p *pair) second(ctx context.Context, r driver.Request, first driver.Answer
 		if _, err := p.young.release(ctx, r.Owner); err != nil {
 			return a, err
 		}
+		r.Floor = max(r.Floor, a.Token) + 1 + driver.Token(rand.Int64N(leap))
 	}
 	return driver.Answer{}, fmt.Errorf("the new backend granted no token above %v that is not in use in %d attempts", first.Token, attempts)
 }
