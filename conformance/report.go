@@ -22,6 +22,8 @@ type Report struct {
 	Tests map[string]bool `json:"tests"`
 	// Skipped holds the reason of every test that was skipped.
 	Skipped map[string]string `json:"skipped"`
+	// Void holds of every test that began anew why its first runs did not count.
+	Void map[string][]string `json:"void,omitempty"`
 }
 
 // recorder collects a Report while tests run at the same time.
@@ -35,18 +37,21 @@ func newReport(t *testing.T, h Harness) *recorder {
 	d := h.New(t).Driver(t)
 	defer d.Close()
 	return &recorder{Report: Report{Backend: d.Info().Backend, Provider: h.Provider, Test: t.Name(),
-		Tests: make(map[string]bool), Skipped: make(map[string]string)}}
+		Tests: make(map[string]bool), Skipped: make(map[string]string), Void: make(map[string][]string)}}
 }
 
 // one runs a test or skips it, and counts it.
-func (r *recorder) one(t *testing.T, name, missing string, run func()) {
+func (r *recorder) one(t *testing.T, name, missing string, run func() (void []string)) {
 	if missing != "" {
 		r.skip(name, missing)
 		t.Skip(missing)
 	}
-	run()
+	void := run()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if len(void) > 0 {
+		r.Void[name] = void
+	}
 	r.Ran++
 	r.Tests[name] = !t.Failed()
 	if t.Failed() {

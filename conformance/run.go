@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"runtime"
@@ -159,14 +160,14 @@ func runTest(t *testing.T, h Harness, present map[Need]bool, groupName string, c
 		if why != "" && c.permit {
 			r.skip(name+"/Permit", why)
 		}
-		r.one(t, name, why, func() {
-			runOne(t, h, c, driver.KindLock)
+		r.one(t, name, why, func() []string {
+			return runOne(t, h, c, driver.KindLock)
 		})
 		if c.permit {
 			t.Run("Permit", func(t *testing.T) {
 				needs := append(slices.Clone(c.needs), Semaphores)
-				r.one(t, name+"/Permit", missing(h, present, needs), func() {
-					runOne(t, h, c, driver.KindPermit)
+				r.one(t, name+"/Permit", missing(h, present, needs), func() []string {
+					return runOne(t, h, c, driver.KindPermit)
 				})
 			})
 		}
@@ -183,24 +184,31 @@ func missing(h Harness, present map[Need]bool, needs []Need) string {
 	return ""
 }
 
-// runOne runs one variant of a test on a fresh backend, under a watchdog.
-func runOne(tb testing.TB, h Harness, c test, kind driver.Kind) {
+// runOne runs one variant of a test on a fresh backend, under a watchdog, and answers why it had to begin anew.
+func runOne(tb testing.TB, h Harness, c test, kind driver.Kind) (void []string) {
 	newBackend := h.New
 	if slices.Contains(c.needs, Server) || slices.Contains(c.needs, Requests) && h.NewServer != nil {
 		newBackend = h.NewServer
 	}
-	t := &T{TB: tb, Backend: newBackend(tb), kind: kind, over: new(atomic.Bool)}
-	if t.Audit != nil {
-		tb.Cleanup(func() { t.Audit(tb) })
-	}
 	defer startPulse()()
-	limit := c.limit
-	if limit == 0 {
-		limit = defaultLimit
-	}
-	if !within(limit, func() { c.run(t) }) {
-		t.over.Store(true)
-		tb.Errorf("%s: got no end within %v, want one: it hangs\n%s", tb.Name(), limit, stacks())
+	for {
+		t := &T{TB: tb, Backend: newBackend(tb), kind: kind, over: new(atomic.Bool), tries: len(void), ahead: wallAhead()}
+		if t.Audit != nil {
+			tb.Cleanup(func() {
+				if t.void.Load() == nil {
+					t.Audit(tb)
+				}
+			})
+		}
+		if limit := cmp.Or(c.limit, defaultLimit); !within(limit, func() { c.run(t) }) {
+			t.over.Store(true)
+			tb.Errorf("%s: got no end within %v, want one: it hangs\n%s", tb.Name(), limit, stacks())
+		}
+		why := t.void.Load()
+		if why == nil {
+			return void
+		}
+		void = append(void, *why)
 	}
 }
 

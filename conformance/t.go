@@ -22,6 +22,10 @@ type T struct {
 	*Backend
 	kind driver.Kind
 	over *atomic.Bool // the watchdog has given up: nobody listens any more
+
+	tries int                    // that were void before this one
+	ahead time.Duration          // what wallAhead was when it began
+	void  atomic.Pointer[string] // why it does not count
 }
 
 // Helper functions of testing.TB panic once a test is over; one that hung ends here instead.
@@ -35,13 +39,18 @@ func (t *T) alive() {
 func (t *T) Errorf(format string, args ...any) {
 	t.alive()
 	t.TB.Helper()
-	t.TB.Errorf(format, args...)
+	if !t.excused(fmt.Sprintf(format, args...)) {
+		t.TB.Errorf(format, args...)
+	}
 }
 
 // Fatalf is as in [testing.TB].
 func (t *T) Fatalf(format string, args ...any) {
 	t.alive()
 	t.TB.Helper()
+	if t.excused(fmt.Sprintf(format, args...)) {
+		runtime.Goexit()
+	}
 	t.TB.Fatalf(format, args...)
 }
 
@@ -49,17 +58,23 @@ func (t *T) Fatalf(format string, args ...any) {
 func (t *T) Logf(format string, args ...any) { t.alive(); t.TB.Helper(); t.TB.Logf(format, args...) }
 
 // Fatal is as in [testing.TB].
-func (t *T) Fatal(args ...any) { t.alive(); t.TB.Helper(); t.TB.Fatal(args...) }
+func (t *T) Fatal(args ...any) { t.TB.Helper(); t.Fatalf("%s", fmt.Sprint(args...)) }
 
 // Error is as in [testing.TB].
-func (t *T) Error(args ...any) { t.alive(); t.TB.Helper(); t.TB.Error(args...) }
+func (t *T) Error(args ...any) { t.TB.Helper(); t.Errorf("%s", fmt.Sprint(args...)) }
 
 // patience is how long something may take that has no bound by law: it only keeps a failure from being a
 // hang.
 const patience = 20 * time.Second
 
 // key is the name that a test locks: its own, so that leftovers tell where they come from.
-func (t *T) key() string { return path.Base(t.Name()) }
+func (t *T) key() string {
+	key := path.Base(t.Name())
+	if t.tries > 0 { // what a void one has left may be there still
+		key += fmt.Sprintf(" %d", t.tries+1)
+	}
+	return key
+}
 
 // ttl is d or, if the backend cannot count that, the next longer TTL that it can.
 func (t *T) ttl(d time.Duration) time.Duration {

@@ -105,6 +105,13 @@ func write(out io.Writer, reports []conformance.Report, want []string) (problems
 			fmt.Fprintf(out, "skipped on %s: %d, %s\n", row(r), reasons[reason], reason)
 		}
 	}
+	for _, r := range reports {
+		for _, test := range slices.Sorted(maps.Keys(r.Void)) {
+			for _, why := range r.Void[test] {
+				fmt.Fprintf(out, "began anew on %s: %s, %s\n", row(r), test, why)
+			}
+		}
+	}
 	for _, name := range want {
 		if !seen[name] {
 			problems = append(problems, fmt.Sprintf("%s: no tests ran", name))
