@@ -192,7 +192,7 @@ func runOne(tb testing.TB, h Harness, c test, kind driver.Kind) (void []string) 
 	}
 	defer startPulse()()
 	for {
-		t := &T{TB: tb, Backend: newBackend(tb), kind: kind, over: new(atomic.Bool), tries: len(void), ahead: wallAhead()}
+		t := &T{TB: tb, Backend: newBackend(tb), kind: kind, over: new(atomic.Bool), tries: len(void), began: time.Now(), ahead: wallAhead()}
 		if t.Audit != nil {
 			tb.Cleanup(func() {
 				if t.void.Load() == nil {

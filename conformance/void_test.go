@@ -27,6 +27,7 @@ func TestVoid(t *testing.T) {
 		name        string
 		fails, sets int // how many runs of the test fail, and in how many the clock is set
 		by          time.Duration
+		late        time.Duration // of a plain signal in the first run
 		runs, voids int
 		failed      string
 	}{
@@ -36,6 +37,8 @@ func TestVoid(t *testing.T) {
 		{name: "fails while the clock is set forward", fails: 1, sets: 1, by: time.Second, runs: 2, voids: 1},
 		{name: "fails while the clock is set back", fails: 1, sets: 1, by: -time.Second, runs: 2, voids: 1},
 		{name: "fails while the clock moves a little", fails: 1, sets: 1, by: setBy / 10, runs: 1, failed: "run 1"},
+		{name: "fails on a machine that stands still", fails: 1, late: time.Second, runs: 2, voids: 1},
+		{name: "fails on a busy machine", fails: 1, late: stoodFor / 2, runs: 1, failed: "run 1"},
 		{name: "fails again", fails: 2, sets: 1, by: time.Second, runs: 2, voids: 1, failed: "run 2"},
 		{name: "fails always", fails: 9, sets: 9, by: time.Second, runs: 1 + voids, voids: voids, failed: "run 3"},
 	} {
@@ -52,6 +55,11 @@ func TestVoid(t *testing.T) {
 					keys = append(keys, t.key())
 					if runs <= c.sets {
 						t.ahead -= c.by
+					}
+					if runs == 1 && c.late > 0 {
+						pulses.Lock()
+						pulses.late = append(pulses.late, beat{time.Now(), c.late})
+						pulses.Unlock()
 					}
 					if runs <= c.fails {
 						t.Error("another goroutine, run", runs)
