@@ -285,14 +285,22 @@ func (c *comparison) stored(n driver.Name) (f found) {
 			}
 		}
 	}
-	for _, id := range c.raw.ZRange(ctx, c.key(n, "q"), 0, -1).Val() {
-		if expires := c.raw.ZScore(ctx, c.key(n, "x"), id).Val(); int64(expires) > now.UnixMicro() {
-			p := strings.SplitN(c.raw.HGet(ctx, c.key(n, "w"), id).Val(), " ", 5)
-			claim, _ := strconv.Atoi(p[0])
-			limit, _ := strconv.Atoi(p[1])
-			floor, _ := strconv.Atoi(p[2])
-			f.Queue = append(f.Queue, state.Waiter{ID: id, Limit: limit, Floor: driver.Token(floor), Client: p[3], Info: p[4],
-				Claim: time.Duration(claim) * time.Millisecond, Expires: int64(expires) * 1000})
+	queue := c.raw.ZRangeWithScores(ctx, c.key(n, "q"), 0, -1).Val()
+	expires := map[string]int64{}
+	for _, z := range queue[len(queue)/3*2:] {
+		expires[strings.TrimPrefix(fmt.Sprint(z.Member), ".")] = int64(z.Score)
+	}
+	for i := range len(queue) / 3 {
+		id, p := fmt.Sprint(queue[2*i].Member), strings.SplitN(fmt.Sprint(queue[2*i+1].Member), " ", 6)
+		if id != p[0] || queue[2*i].Score != queue[2*i+1].Score || len(expires) != len(queue)/3 {
+			c.t.Fatalf("%s: queue: got %v, want id, request and expiry of each waiter", c.doing, queue)
+		}
+		if expires[id] > now.UnixMicro() {
+			claim, _ := strconv.Atoi(p[1])
+			limit, _ := strconv.Atoi(p[2])
+			floor, _ := strconv.Atoi(p[3])
+			f.Queue = append(f.Queue, state.Waiter{ID: id, Limit: limit, Floor: driver.Token(floor), Client: p[4], Info: p[5],
+				Claim: time.Duration(claim) * time.Millisecond, Expires: expires[id] * 1000})
 		}
 	}
 	return f
@@ -588,5 +596,5 @@ func (c *comparison) expireWaiter(n driver.Name) {
 	c.did["waiter expired"]++
 	w := &m.Queue[c.rng.IntN(len(m.Queue))]
 	w.Expires = 1
-	c.raw.ZAdd(context.Background(), c.key(n, "x"), redis.Z{Score: 1, Member: w.ID})
+	c.raw.ZAdd(context.Background(), c.key(n, "q"), redis.Z{Score: 1e12, Member: "." + w.ID}) // no place is so high
 }

@@ -275,7 +275,7 @@ func TestFailoverLosesWrites(t *testing.T) {
 		waiter <- result{l, err}
 	}()
 	old := server{s.Nodes[0]}
-	eventually(t, "a waiter", func() bool { return old.do(t, "ZCARD", "fencelock:lq:{x}") == int64(1) })
+	eventually(t, "a waiter", func() bool { return old.do(t, "EXISTS", "fencelock:lq:{x}") == int64(1) })
 	if err := old.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -346,7 +346,7 @@ func TestFailoverKeepsLocks(t *testing.T) {
 	old := server{s.Nodes[0]}
 	eventually(t, "a waiter, on all nodes", func() bool {
 		for _, n := range s.Nodes {
-			if (server{n}).do(t, "ZCARD", "fencelock:lq:{x}") != int64(1) {
+			if (server{n}).do(t, "EXISTS", "fencelock:lq:{x}") != int64(1) {
 				return false
 			}
 		}

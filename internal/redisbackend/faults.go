@@ -255,7 +255,7 @@ func (b Driver) TestForeignType(t *testing.T) {
 		raw := s.Client(t)
 		steps := StepsOn(t, d, n)
 		keys := raw.Keys(t.Context(), "*").Val()
-		if want := map[driver.Kind]int{driver.KindLock: 5, driver.KindPermit: 6}[n.Kind]; len(keys) != want {
+		if want := map[driver.Kind]int{driver.KindLock: 3, driver.KindPermit: 4}[n.Kind]; len(keys) != want {
 			t.Fatalf("keys of a name that is held and waited for: got %q, want %d", keys, want)
 		}
 		for _, key := range keys {
@@ -305,7 +305,7 @@ func (b Driver) TestEvictedParts(t *testing.T) {
 	BothKinds(t, func(t *testing.T, n driver.Name) {
 		s := b.Start(t)
 		d := s.Driver(t)
-		for _, part := range []string{"", "d", "f", "q", "x", "w"} {
+		for _, part := range []string{"", "d", "f", "q"} {
 			s.Must(t, "FLUSHALL")
 			StepsOn(t, d, n)
 			for _, letter := range []string{"l", "p"} {

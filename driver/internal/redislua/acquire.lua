@@ -1,9 +1,9 @@
--- ARGV: "id holder", ttl; and if there is more to say: floor, limit, claim (0: do not wait), channel.
+-- ARGV: "id holder", ttl; and if there is more to say: "claim limit channel" (claim 0: do not wait), floor.
 at(0)
 return run(function()
 	local id, about = string.match(ARGV[1], '^(%S+) (.*)$')
-	local ttl, floor, limit = tonumber(ARGV[2]), ARGV[3] or 0, ARGV[4] or 1
-	local claim, channel = tonumber(ARGV[5] or 0), ARGV[6] or ''
+	local ttl, floor = tonumber(ARGV[2]), ARGV[4] or '0'
+	local claim, limit, channel = string.match(ARGV[3] or '0 1 ', '^(%d+) (%d+) (.*)$')
 
 	begin()
 	serve(id)
@@ -13,10 +13,10 @@ return run(function()
 		stay(id, claim)
 		return WAITING
 	end
-	if count() < tonumber(limit) and call('ZCARD', Q) == 0 then
+	if count() < tonumber(limit) and call('EXISTS', Q) == 0 then
 		return take(id, ttl, floor, about)
 	end
-	if claim == 0 then return HELD end
-	enqueue(id, claim, claim .. ' ' .. limit .. ' ' .. floor .. ' ' .. channel .. ' ' .. about)
+	if claim == '0' then return HELD end
+	enqueue(id, claim, table.concat({claim, limit, floor, channel, about}, ' '))
 	return WAITING
 end)

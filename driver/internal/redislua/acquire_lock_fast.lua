@@ -3,7 +3,7 @@
 --
 -- The token is the clock in microseconds, as text of 16 digits, so that texts compare as numbers do.
 -- If the fence is not below it, or a floor is asked for, the general step computes the token.
-if (ARGV[3] or '0') == '0' and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
+if not ARGV[4] and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
 	local clock = redis.call('TIME')
 	local token = string.sub('000000' .. clock[1] .. string.sub('00000' .. clock[2], -6), -16)
 	local last = redis.call('SET', KEYS[2], token, 'EX', '172800', 'GET')

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -221,12 +222,10 @@ func (d *Driver) Lock(ctx context.Context, r driver.Request) (driver.Answer, err
 	c.Args.add(r.ID, " ", r.Holder)
 	c.Args.duration(r.TTL)
 	if r.Wait || r.Floor != 0 || r.Limit != 1 {
-		c.Args.number(uint64(r.Floor))
-		c.Args.number(uint64(r.Limit))
+		d.manner(&c.Args, r)
 	}
-	if r.Wait {
-		c.Args.duration(r.Claim)
-		c.Args.add(d.channel)
+	if r.Floor != 0 {
+		c.Args.number(uint64(r.Floor))
 	}
 	d.confirm(c, r.TTL)
 	d.eval(ctx, c)
@@ -241,6 +240,15 @@ func (d *Driver) Lock(ctx context.Context, r driver.Request) (driver.Answer, err
 		return driver.Answer{}, d.undo(ctx, r.Owner, c.unconfirmed())
 	}
 	return a, err
+}
+
+// manner adds how the request is to be granted: claim, limit and channel, in one word.
+func (d *Driver) manner(w *Words, r driver.Request) {
+	claim, channel := time.Duration(0), ""
+	if r.Wait {
+		claim, channel = r.Claim, d.channel
+	}
+	w.add(strconv.FormatUint(milliseconds(claim), 10), " ", strconv.Itoa(r.Limit), " ", channel)
 }
 
 // undo gives back a lease that was not confirmed. If that works it surely was not taken.

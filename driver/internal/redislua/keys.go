@@ -13,8 +13,6 @@ import (
 //	                                                       <namespace>:pd:...  and their details
 //	<namespace>:lf:<tagged name>   its last token          <namespace>:pf:...
 //	<namespace>:lq:<tagged name>   its queue               <namespace>:pq:...
-//	<namespace>:lx:<tagged name>   expiries of waiters     <namespace>:px:...
-//	<namespace>:lw:<tagged name>   requests of waiters     <namespace>:pw:...
 //
 // The channel of a client is <namespace>:c:<client id>. On a Cluster it has one for each name that it waits for,
 // <key of the holder>:<client id>, which is sharded and in the slot of the name's keys.
@@ -57,8 +55,8 @@ var parts = [...]struct {
 	holders int
 	redis   string // type of the first key
 }{
-	driver.KindLock:   {"l", []string{"", "f", "q", "x", "w"}, 1, "string"},
-	driver.KindPermit: {"p", []string{"", "d", "f", "q", "x", "w"}, 2, "zset"},
+	driver.KindLock:   {"l", []string{"", "f", "q"}, 1, "string"},
+	driver.KindPermit: {"p", []string{"", "d", "f", "q"}, 2, "zset"},
 }
 
 var kinds = []driver.Kind{driver.KindLock, driver.KindPermit}

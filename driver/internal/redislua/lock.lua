@@ -1,8 +1,6 @@
 -- The holder of a lock is one string, which Redis lets expire.
 
-local function at(offset)
-	H, F, Q, X, W = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3], KEYS[offset + 4], KEYS[offset + 5]
-end
+local function at(offset) H, F, Q = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3] end
 
 local owner, token, holder
 local function open()

@@ -1,8 +1,7 @@
 -- The holders of a semaphore are a sorted set of expiries and a hash of details.
 
 local function at(offset)
-	H, D, F = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3]
-	Q, X, W = KEYS[offset + 4], KEYS[offset + 5], KEYS[offset + 6]
+	H, D, F, Q = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3], KEYS[offset + 4]
 end
 
 local function open()

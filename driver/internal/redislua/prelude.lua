@@ -2,9 +2,7 @@
 --   H  holders: of a lock the string "token id holder", of a semaphore a sorted set, id by expiry
 --   D  of a semaphore only: hash, id to "token holder"
 --   F  fence: the last token
---   Q  queue: sorted set, id by place
---   X  sorted set, id of a waiter by expiry
---   W  hash, id of a waiter to "claim limit floor channel holder"
+--   Q  queue: sorted set; of each waiter id and "id claim limit floor channel holder" by place, ".id" by expiry
 -- Expiries in sorted sets are microseconds since 1970 of the server's clock; durations come in
 -- milliseconds. No key outlives its latest entry.
 --
@@ -12,7 +10,7 @@
 -- Redis checks for memory at the first write of a script only: steps that must work without memory
 -- begin with a write that takes none.
 local call = redis.call
-local H, D, F, Q, X, W
+local H, D, F, Q
 
 -- Answers about an owner: a token, alone or with the milliseconds left, or one of these.
 local HELD, WAITING, GONE = 0, 1, 2

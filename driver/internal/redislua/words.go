@@ -51,7 +51,11 @@ func (w *Words) number(n uint64) {
 
 // duration adds d in milliseconds, rounded up.
 func (w *Words) duration(d time.Duration) {
-	w.number(uint64((d + time.Millisecond - 1) / time.Millisecond))
+	w.number(milliseconds(d))
+}
+
+func milliseconds(d time.Duration) uint64 {
+	return uint64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
 // part adds the words of the i-th of n items, all of which have as many.

@@ -28,10 +28,8 @@ func (d *Driver) LockAndWrite(ctx context.Context, r driver.Request, w driver.Wr
 	}
 	c.Args.add(r.ID, " ", r.Holder)
 	c.Args.duration(r.TTL)
+	d.manner(&c.Args, r)
 	c.Args.number(uint64(r.Floor))
-	c.Args.number(uint64(r.Limit))
-	c.Args.number(0) // no claim: it does not wait
-	c.Args.add()     // nor listen
 	for _, a := range w.Args {
 		c.Args.add(a)
 	}

@@ -4,8 +4,8 @@
 local function take(id, ttl, floor, about)
 	local token = mint(floor)
 	local keys, args = {}, {}
-	for i = 6, #KEYS do keys[i - 5] = KEYS[i] end
-	for i = 7, #ARGV do args[i - 6] = ARGV[i] end
+	for i = 4, #KEYS do keys[i - 3] = KEYS[i] end
+	for i = 5, #ARGV do args[i - 4] = ARGV[i] end
 	args[#args + 1] = token
 	local ok, answer = pcall(asked, keys, args)
 	if not ok or type(answer) == 'table' and answer.err then
