@@ -261,6 +261,10 @@ func (c *comparison) stored(n driver.Name) (f found) {
 	c.t.Helper()
 	ctx := c.t.Context()
 	number := func(s string) driver.Token {
+		s, marked := strings.CutPrefix(s, "w")
+		if waits := c.raw.Exists(ctx, c.key(n, "q")).Val() == 1; waits && !marked && n.Kind == driver.KindLock {
+			c.t.Errorf("%s: stored %q while somebody waits: got no mark in front", c.doing, s)
+		}
 		v, err := strconv.ParseUint(s, 10, 64)
 		if err != nil || len(s) != 16 {
 			c.t.Fatalf("%s: stored token: got %q, want 16 digits (T4)", c.doing, s)

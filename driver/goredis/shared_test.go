@@ -20,6 +20,7 @@ func TestOneRequestPerStep(t *testing.T)        { redisbackend.GoRedis.TestOneRe
 func TestOutOfMemory(t *testing.T)              { redisbackend.GoRedis.TestOutOfMemory(t) }
 func TestForeignType(t *testing.T)              { redisbackend.GoRedis.TestForeignType(t) }
 func TestEvictedParts(t *testing.T)             { redisbackend.GoRedis.TestEvictedParts(t) }
+func TestNoOvertaking(t *testing.T)             { redisbackend.GoRedis.TestNoOvertaking(t) }
 func TestRefusals(t *testing.T)                 { redisbackend.GoRedis.TestRefusals(t) }
 func TestHalfAStep(t *testing.T)                { redisbackend.GoRedis.TestHalfAStep(t) }
 func TestUnknownOutcome(t *testing.T)           { redisbackend.GoRedis.TestUnknownOutcome(t) }

@@ -20,6 +20,7 @@ func TestOneRequestPerStep(t *testing.T)        { redisbackend.Rueidis.TestOneRe
 func TestOutOfMemory(t *testing.T)              { redisbackend.Rueidis.TestOutOfMemory(t) }
 func TestForeignType(t *testing.T)              { redisbackend.Rueidis.TestForeignType(t) }
 func TestEvictedParts(t *testing.T)             { redisbackend.Rueidis.TestEvictedParts(t) }
+func TestNoOvertaking(t *testing.T)             { redisbackend.Rueidis.TestNoOvertaking(t) }
 func TestRefusals(t *testing.T)                 { redisbackend.Rueidis.TestRefusals(t) }
 func TestHalfAStep(t *testing.T)                { redisbackend.Rueidis.TestHalfAStep(t) }
 func TestUnknownOutcome(t *testing.T)           { redisbackend.Rueidis.TestUnknownOutcome(t) }

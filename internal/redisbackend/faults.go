@@ -325,6 +325,49 @@ func (b Driver) TestEvictedParts(t *testing.T) {
 	})
 }
 
+// TestNoOvertaking lets a lease that is waited for end by itself: whoever tries next must not pass the waiter, also after
+// steps that know of no queue, and when the last token was not used for so long that it is forgotten.
+func (b Driver) TestNoOvertaking(t *testing.T) {
+	BothKinds(t, func(t *testing.T, n driver.Name) {
+		for what, meanwhile := range map[string]func(t *testing.T, s Server, d Full, holder driver.Owner){
+			"nothing": func(*testing.T, Server, Full, driver.Owner) {},
+			"NextToken": func(t *testing.T, _ Server, d Full, _ driver.Owner) {
+				if _, err := d.NextToken(t.Context(), n, 0); err != nil {
+					t.Fatalf("NextToken: got %v, want nil", err)
+				}
+			},
+			"Extend": func(t *testing.T, _ Server, d Full, holder driver.Owner) {
+				if r := d.Extend(t.Context(), []driver.Extension{{Owner: holder, TTL: time.Hour}})[0]; r.State != driver.Granted {
+					t.Fatalf("Extend: got %+v, want granted", r)
+				}
+			},
+			"48 hours": func(t *testing.T, s Server, _ Full, _ driver.Owner) {
+				s.Must(t, "DEL", "fencelock:lf:{x}", "fencelock:pf:{x}")
+			},
+		} {
+			s := b.Start(t)
+			d := s.Driver(t)
+			holder, waiter := driver.Owner{Name: n, ID: NewID()}, driver.Owner{Name: n, ID: NewID()}
+			poll := []driver.Poll{{Owner: waiter, TTL: time.Minute, Claim: time.Minute}}
+			for _, end := range []string{"release", "expiry"} {
+				MustLock(t, d, Request(n, holder.ID, time.Minute), driver.Granted)
+				MustLock(t, d, Waiting(n, waiter.ID, time.Minute), driver.Waiting)
+				meanwhile(t, s, d, holder)
+				if end == "release" {
+					MustRelease(t, d, holder)
+				} else {
+					s.Must(t, "DEL", "fencelock:l:{x}", "fencelock:p:{x}")
+				}
+				MustLock(t, d, Request(n, NewID(), time.Minute), driver.Held)
+				if r := d.Poll(t.Context(), poll)[0]; r.State != driver.Granted {
+					t.Errorf("Poll of the waiter after %s and %s of the lease: got %+v, want granted (W4)", what, end, r)
+				}
+				MustRelease(t, d, waiter)
+			}
+		}
+	})
+}
+
 // TestRefusals makes the server refuse, in several of the ways it can be made to.
 func (b Driver) TestRefusals(t *testing.T) {
 	writesNothing := []string{"List", "Lock by a rival", "Advance"}

@@ -14,6 +14,7 @@ return run(function()
 		return WAITING
 	end
 	if count() < tonumber(limit) and call('EXISTS', Q) == 0 then
+		mark = ''
 		return take(id, ttl, floor, about)
 	end
 	if claim == '0' then return HELD end

@@ -2,12 +2,12 @@
 
 local function at(offset) H, F, Q = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3] end
 
-local owner, token, holder
+local owner, token, holder, marked
 local function open()
 	local held = call('GET', H)
 	owner = nil
 	if held then
-		token, owner, holder = string.match(held, '^(%d+) (%S+) (.*)$')
+		marked, token, owner, holder = string.match(held, '^(w?)(%d+) (%S+) (.*)$')
 		if not owner then error('FENCELOCK the key of a lock holds something else', 0) end
 	end
 end
@@ -17,8 +17,16 @@ local function count() return owner and 1 or 0 end
 local function find(id) return id == owner and token end
 
 local function put(id, t, ttl, about)
-	owner, token, holder = id, t, about
-	write('SET', H, t .. ' ' .. id .. ' ' .. about, 'PX', ttl)
+	owner, token, holder, marked = id, t, about, mark
+	write('SET', H, mark .. t .. ' ' .. id .. ' ' .. about, 'PX', ttl)
+end
+
+-- Tells the holder that somebody waits.
+local function tell()
+	if owner and marked == '' then
+		marked = 'w'
+		write('SET', H, 'w' .. token .. ' ' .. owner .. ' ' .. holder, 'KEEPTTL')
+	end
 end
 
 -- Writes in any case: who asks replicas afterwards whether they have followed needs a write of his own to ask about.

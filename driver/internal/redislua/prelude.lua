@@ -3,6 +3,8 @@
 --   D  of a semaphore only: hash, id to "token holder"
 --   F  fence: the last token
 --   Q  queue: sorted set; of each waiter id and "id claim limit floor channel holder" by place, ".id" by expiry
+-- While somebody may wait, a w stands in front of the fence and of a lock's holder: so the fast steps need not look at the
+-- queue. The w may stay for a while after the last waiter has gone, but is never missing.
 -- Expiries in sorted sets are microseconds since 1970 of the server's clock; durations come in
 -- milliseconds. No key outlives its latest entry.
 --
@@ -72,16 +74,17 @@ local function forget(ids, hash, ...)
 	end
 end
 
-local last
+local mark, last
 local function fence()
-	last = tonumber(call('GET', F) or 0)
+	mark, last = string.match(call('GET', F) or '0', '^(w?)(%d+)$')
+	last = tonumber(last)
 	if not last then error('FENCELOCK the key of a fence holds something else', 0) end
 end
 
 -- Tokens are kept for 48 h from now, or from themselves if they are ahead of the clock.
 local function remember(token)
 	local text = string.format('%016.0f', token)
-	write('SET', F, text, 'PXAT', digits(math.ceil(math.max(now, token) / 1000) + 172800000))
+	write('SET', F, mark .. text, 'PXAT', digits(math.ceil(math.max(now, token) / 1000) + 172800000))
 	last = token
 	return text
 end

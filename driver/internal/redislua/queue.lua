@@ -15,6 +15,11 @@ local function enqueue(id, claim, request)
 	local place = (call('ZRANGE', Q, two - 1, two - 1, 'WITHSCORES')[2] or 0) + 1
 	write('ZADD', Q, place, id, place, id .. ' ' .. request, digits(now + claim * 1000), '.' .. id)
 	keep(Q)
+	if mark == '' then
+		mark = 'w'
+		remember(last)
+	end
+	tell()
 end
 
 local function leave(id)
@@ -40,6 +45,7 @@ local function serve(own)
 			string.match(head[2] or '', '^(%S+) (%d+) (%d+) (%d+) (%S*) (.*)$')
 		if not id then error('FENCELOCK the key of a queue holds something else', 0) end
 		if count() >= tonumber(limit) then return end
+		mark = 'w'
 		local token = mint(floor)
 		put(id, token, tonumber(claim), holder)
 		leave(id) -- not before: if the grant fails, the place is kept
