@@ -325,8 +325,9 @@ func (b Driver) TestEvictedParts(t *testing.T) {
 	})
 }
 
-// TestNoOvertaking lets a lease that is waited for end by itself: whoever tries next must not pass the waiter, also after
-// steps that know of no queue, and when the last token was not used for so long that it is forgotten.
+// TestNoOvertaking ends a lease that two wait for: a release gives it to the first of them at once, and when it has ended by
+// itself whoever tries next does not pass them. That is so after steps that know of no queue, too, and when the last token was
+// not used for so long that it is forgotten.
 func (b Driver) TestNoOvertaking(t *testing.T) {
 	BothKinds(t, func(t *testing.T, n driver.Name) {
 		for what, meanwhile := range map[string]func(t *testing.T, s Server, d Full, holder driver.Owner){
@@ -345,25 +346,34 @@ func (b Driver) TestNoOvertaking(t *testing.T) {
 				s.Must(t, "DEL", "fencelock:lf:{x}", "fencelock:pf:{x}")
 			},
 		} {
-			s := b.Start(t)
-			d := s.Driver(t)
-			holder, waiter := driver.Owner{Name: n, ID: NewID()}, driver.Owner{Name: n, ID: NewID()}
-			poll := []driver.Poll{{Owner: waiter, TTL: time.Minute, Claim: time.Minute}}
-			for _, end := range []string{"release", "expiry"} {
-				MustLock(t, d, Request(n, holder.ID, time.Minute), driver.Granted)
-				MustLock(t, d, Waiting(n, waiter.ID, time.Minute), driver.Waiting)
-				meanwhile(t, s, d, holder)
-				if end == "release" {
-					MustRelease(t, d, holder)
-				} else {
-					s.Must(t, "DEL", "fencelock:l:{x}", "fencelock:p:{x}")
+			t.Run(what, func(t *testing.T) {
+				s := b.Start(t)
+				d := s.Driver(t)
+				for _, released := range []bool{true, false} {
+					owners := []driver.Owner{{Name: n, ID: NewID()}, {Name: n, ID: NewID()}, {Name: n, ID: NewID()}}
+					MustLock(t, d, Request(n, owners[0].ID, time.Minute), driver.Granted)
+					for _, waiter := range owners[1:] {
+						MustLock(t, d, Waiting(n, waiter.ID, time.Minute), driver.Waiting)
+					}
+					for i, o := range owners[:2] {
+						meanwhile(t, s, d, o)
+						if released {
+							MustRelease(t, d, o)
+						} else {
+							s.Must(t, "DEL", "fencelock:l:{x}", "fencelock:p:{x}")
+							MustLock(t, d, Request(n, NewID(), time.Minute), driver.Held)
+						}
+						var holder string
+						if err := d.List(t.Context(), n, func(h driver.Holding) bool { holder = h.ID; return true }); err != nil {
+							t.Fatalf("List: got %v, want nil", err)
+						}
+						if want := owners[i+1].ID; holder != want {
+							t.Errorf("holder after lease %d has ended, released %v: got %q, want the first waiter, %q (W4)", i, released, holder, want)
+						}
+					}
+					MustRelease(t, d, owners[2])
 				}
-				MustLock(t, d, Request(n, NewID(), time.Minute), driver.Held)
-				if r := d.Poll(t.Context(), poll)[0]; r.State != driver.Granted {
-					t.Errorf("Poll of the waiter after %s and %s of the lease: got %+v, want granted (W4)", what, end, r)
-				}
-				MustRelease(t, d, waiter)
-			}
+			})
 		}
 	})
 }
