@@ -86,8 +86,11 @@ func (r *request) tried(err error) {
 
 // refusal answers what the server wrote, if the error is one that it wrote.
 func refusal(err error) string {
-	var answered redis.Error
-	if err == nil || !errors.As(err, &answered) {
+	if err == nil {
+		return ""
+	}
+	var answered redis.Error // not before: it costs an allocation
+	if !errors.As(err, &answered) {
 		return ""
 	}
 	return answered.Error()
@@ -98,7 +101,7 @@ func (r *request) prepare(ctx context.Context, c *redislua.Call) {
 	if c.Full {
 		args = append(args, "eval", c.Script.Text, c.Keys.Len())
 	} else {
-		args = append(args, "evalsha", c.Script.SHA, c.Keys.Len())
+		args = append(args, "evalsha", c.Script.Hash, c.Keys.Len())
 	}
 	words := r.words[:]
 	last := c.Args.Len() - 1

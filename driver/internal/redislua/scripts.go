@@ -47,12 +47,14 @@ var (
 type Script struct {
 	Text string
 	SHA  string
+	Hash any // SHA once more: to make an any of a string costs an allocation
 }
 
 func script(parts ...string) *Script {
 	text := strings.Join(parts, "")
 	sum := sha1.Sum([]byte(text))
-	return &Script{Text: text, SHA: hex.EncodeToString(sum[:])}
+	sha := hex.EncodeToString(sum[:])
+	return &Script{Text: text, SHA: sha, Hash: sha}
 }
 
 // steps are the scripts of one kind of name.
