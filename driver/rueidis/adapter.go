@@ -7,6 +7,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -19,6 +20,7 @@ type adapter struct {
 	client rueidis.Client
 	shards *shards // of a Cluster
 	owned  bool
+	latest atomic.Pointer[bound]
 }
 
 // command makes the command of a call. It does not say that it only reads, not even where that is so: those that do
@@ -33,8 +35,14 @@ func (a *adapter) script(c *redislua.Call) rueidis.Completed {
 	if c.Full {
 		name, script = "EVAL", c.Script.Text
 	}
-	keys := c.Keys.Strings()
-	return a.client.B().Arbitrary(name).Args(script, strconv.Itoa(len(keys))).Keys(keys...).Args(c.Args.Strings()...).Build()
+	command := a.client.B().Arbitrary(name).Args(script, strconv.Itoa(c.Keys.Len()))
+	for key := range c.Keys.All {
+		command = command.Keys(key)
+	}
+	for arg := range c.Args.All {
+		command = command.Args(arg)
+	}
+	return command.Build()
 }
 
 // tries bounds how often a request is sent whose connection was given up because somebody else's context had ended.
@@ -65,18 +73,40 @@ func do(ctx context.Context, c rueidis.Client, words ...string) (r rueidis.Redis
 // untilDeadline is a context that heeds the deadline of ctx only. rueidis returns at once when a context is
 // cancelled, and what undoes the request, over another connection, could arrive before it. The engine looks after
 // cancellations itself, and undoes a request when it has been answered.
-func untilDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
+func (a *adapter) untilDeadline(ctx context.Context) context.Context {
 	deadline, ok := ctx.Deadline()
-	if ctx = context.WithoutCancel(ctx); !ok {
-		return ctx, func() {}
+	if !ok {
+		return context.WithoutCancel(ctx)
 	}
-	return context.WithDeadline(ctx, deadline)
+	b := a.latest.Load()
+	if b == nil || b.deadline.After(deadline) || deadline.Sub(b.deadline) > time.Until(deadline)/64 {
+		fresh, cancel := context.WithDeadline(context.Background(), deadline)
+		_ = cancel // it ends by itself, when others may still use it
+		b = &bound{fresh, deadline}
+		a.latest.Store(b)
+	}
+	return &valued{b, ctx}
 }
+
+// bound is a context that ends by time only. Requests share it whose own deadlines are up to 1/64 of their time later: to
+// set a timer and to stop it is felt in the time of a request.
+type bound struct {
+	context.Context
+	deadline time.Time
+}
+
+// valued is a context with the values of another one.
+type valued struct {
+	*bound
+	values context.Context
+}
+
+// Value implements context.Context.
+func (v *valued) Value(key any) any { return v.values.Value(key) }
 
 // Eval implements redislua.Client.
 func (a *adapter) Eval(ctx context.Context, c *redislua.Call) {
-	ctx, cancel := untilDeadline(ctx)
-	defer cancel()
+	ctx = a.untilDeadline(ctx)
 	for range tries {
 		if c.Replicas > 0 {
 			a.evalAndWait(ctx, c)
@@ -105,8 +135,7 @@ func (a *adapter) evalAndWait(ctx context.Context, c *redislua.Call) {
 
 // EvalAll implements redislua.Client.
 func (a *adapter) EvalAll(ctx context.Context, calls []*redislua.Call) {
-	ctx, cancel := untilDeadline(ctx)
-	defer cancel()
+	ctx = a.untilDeadline(ctx)
 	for range tries {
 		scripts := make([]rueidis.Completed, len(calls))
 		for i, c := range calls {

@@ -1,6 +1,7 @@
 package redislua
 
 import (
+	"slices"
 	"strconv"
 	"time"
 )
@@ -24,14 +25,19 @@ func (w *Words) At(i int) []byte {
 	return w.text[from:w.ends[i]:w.ends[i]]
 }
 
-// Strings answers the words, for a client library that wants strings.
-func (w *Words) Strings() []string {
-	text, words, from := string(w.text), make([]string, len(w.ends)), 0
-	for i, to := range w.ends {
-		words[i], from = text[from:to], to
+// All yields the words, for a client library that wants strings. They are pieces of one string.
+func (w *Words) All(yield func(string) bool) {
+	text, from := string(w.text), 0
+	for _, to := range w.ends {
+		if !yield(text[from:to]) {
+			return
+		}
+		from = to
 	}
-	return words
 }
+
+// Strings answers the words as strings.
+func (w *Words) Strings() []string { return slices.Collect(w.All) }
 
 // end makes a word of what was added to the text since the last one.
 func (w *Words) end() { w.ends = append(w.ends, len(w.text)) }
