@@ -1,5 +1,7 @@
 -- The holder of a lock is one string, which Redis lets expire.
 
+local MARK = 'w'
+
 local function at(offset) H, F, Q = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3] end
 
 local owner, token, holder, marked
@@ -23,9 +25,9 @@ end
 
 -- Tells the holder that somebody waits.
 local function tell()
-	if owner and marked == '' then
-		marked = 'w'
-		write('SET', H, 'w' .. token .. ' ' .. owner .. ' ' .. holder, 'KEEPTTL')
+	if owner and marked ~= MARK then
+		marked = MARK
+		write('SET', H, MARK .. token .. ' ' .. owner .. ' ' .. holder, 'KEEPTTL')
 	end
 end
 

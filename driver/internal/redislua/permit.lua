@@ -1,5 +1,7 @@
 -- The holders of a semaphore are a sorted set of expiries and a hash of details.
 
+local MARK = '' -- there are no fast steps
+
 local function at(offset)
 	H, D, F, Q = KEYS[offset + 1], KEYS[offset + 2], KEYS[offset + 3], KEYS[offset + 4]
 end
@@ -21,7 +23,7 @@ local function put(id, token, ttl, holder)
 	keep(H, D)
 end
 
-local function tell() end -- there is no fast way to give back a permit
+local function tell() end
 
 local function prolong(id, ttl)
 	local expiry = math.max(tonumber(call('ZSCORE', H, id)), now + ttl * 1000)

@@ -3,8 +3,8 @@
 --   D  of a semaphore only: hash, id to "token holder"
 --   F  fence: the last token
 --   Q  queue: sorted set; of each waiter id and "id claim limit floor channel holder" by place, ".id" by expiry
--- While somebody may wait, a w stands in front of the fence and of a lock's holder: so the fast steps need not look at the
--- queue. The w may stay for a while after the last waiter has gone, but is never missing.
+-- While somebody may wait for a lock, a w stands in front of the fence and of the holder: so the fast steps need not look at
+-- the queue. The w may stay for a while after the last waiter has gone, but is never missing.
 -- Expiries in sorted sets are microseconds since 1970 of the server's clock; durations come in
 -- milliseconds. No key outlives its latest entry.
 --

@@ -1,7 +1,7 @@
 -- The queue, and what all steps do that can grant.
 
 -- Expiries, in microseconds since 1970, are above this, and places below.
-local PLACES = 1e12
+local PLACES = '1000000000000'
 
 local function waits(id) return call('ZSCORE', Q, '.' .. id) end
 
@@ -15,8 +15,8 @@ local function enqueue(id, claim, request)
 	local place = (call('ZRANGE', Q, two - 1, two - 1, 'WITHSCORES')[2] or 0) + 1
 	write('ZADD', Q, place, id, place, id .. ' ' .. request, digits(now + claim * 1000), '.' .. id)
 	keep(Q)
-	if mark == '' then
-		mark = 'w'
+	if mark ~= MARK then
+		mark = MARK
 		remember(last)
 	end
 	tell()
@@ -45,10 +45,12 @@ local function serve(own)
 			string.match(head[2] or '', '^(%S+) (%d+) (%d+) (%d+) (%S*) (.*)$')
 		if not id then error('FENCELOCK the key of a queue holds something else', 0) end
 		if count() >= tonumber(limit) then return end
-		mark = 'w'
+		mark = MARK
 		local token = mint(floor)
+		if call('ZCARD', Q) == 3 then mark = '' end -- it is the last one
 		put(id, token, tonumber(claim), holder)
-		leave(id) -- not before: if the grant fails, the place is kept
+		write('ZREM', Q, head[1], head[2], '.' .. id) -- not before: if the grant fails, the place is kept
+		if mark ~= MARK then remember(token) end
 		if id ~= own and channel ~= '' then
 			-- A hint: if it may not be sent, the waiter finds out by itself. On a Cluster each name has
 			-- channels of its own, in its slot.
