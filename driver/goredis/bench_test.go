@@ -19,7 +19,7 @@ import (
 
 // BenchmarkPair compares Lock and Release of an uncontended lock, tokens, queue and all, with the least
 // that any lock on Redis costs: SET NX PX and a script that compares and deletes. Both go through the
-// same client, in turn. It reports the medians, their ratio, and what the server executed per pair.
+// same client, in turn. It reports the medians, their ratio, the allocations, and what the server executed per pair.
 func BenchmarkPair(b *testing.B) {
 	s := startRedis(b)
 	client := s.client(b)
@@ -53,9 +53,7 @@ func BenchmarkPair(b *testing.B) {
 	const pairs = 1000
 	for what, pair := range map[string]func(){"raw": raw, "ours": ours} {
 		before := s.commands(b)
-		for range pairs {
-			pair()
-		}
+		allocations := testing.AllocsPerRun(pairs, pair)
 		after := s.commands(b)
 		var all []string
 		for command, n := range after {
@@ -64,7 +62,7 @@ func BenchmarkPair(b *testing.B) {
 			}
 		}
 		slices.Sort(all)
-		b.Logf("server commands per pair, %s: %s", what, strings.Join(all, ", "))
+		b.Logf("per pair, %s: %.0f allocations; commands on the server: %s", what, allocations, strings.Join(all, ", "))
 	}
 }
 
