@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -148,26 +149,45 @@ func (d *Driver) once(ctx context.Context, explicit bool, f func(context.Context
 	}
 	defer conn.Release()
 
-	// A statement that was sent is executed, whatever we do: to close the connection while it lies in the server's
-	// buffer does not stop it. So it is not given up at once when a wait is cancelled; the clean-up goes after it.
-	sent := time.Now()
-	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	stop := context.AfterFunc(ctx, func() {
-		select {
-		case <-time.After(leastTime - time.Since(sent)):
-		case <-d.open.Done():
-		case <-run.Done():
-		}
-		cancel()
-	})
-	defer stop()
+	run, end := d.limit(ctx, conn.Conn())
 	if explicit {
 		err = inTx(run, conn.Conn(), f)
 	} else {
 		err = f(run, conn.Conn())
 	}
+	if end() && errors.Is(err, os.ErrDeadlineExceeded) {
+		err = errors.Join(ctx.Err(), err)
+	}
 	return d.classify(err, conn.Conn())
+}
+
+// limit answers the context for what is done on the connection, which never ends: for one that can, pgx would start a goroutine with each
+// statement. Instead the deadline of the socket ends it, but not at once when ctx ends: a statement that was sent is
+// executed, whatever we do, since to close the connection while it lies in the server's buffer does not stop it, and the clean-up goes
+// after it. end is to be called when all is done, and reports whether ctx ended before.
+func (d *Driver) limit(ctx context.Context, conn *pgx.Conn) (run context.Context, end func() bool) {
+	sent := time.Now()
+	socket := conn.PgConn().Conn()
+	over, seen := make(chan struct{}), make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(seen)
+		select {
+		case <-time.After(leastTime - time.Since(sent)):
+		case <-d.open.Done():
+		case <-over:
+			return
+		}
+		_ = socket.SetDeadline(time.Unix(1, 0)) // fails if it is closed, and then all is over
+	})
+	return context.WithoutCancel(ctx), func() bool {
+		if stop() {
+			return false
+		}
+		close(over)
+		<-seen
+		_ = socket.SetDeadline(time.Time{})
+		return true
+	}
 }
 
 // beginSQL lets the server end a transaction whose client has stopped or is cut off in its middle: it has the row of a name

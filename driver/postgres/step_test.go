@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	mathrand "math/rand/v2"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -508,6 +509,35 @@ func TestTimeouts(t *testing.T) {
 	}
 	released(t, d, r.Owner, true)
 	polled(t, d, w, driver.Granted)
+}
+
+// TestLimit: a statement outlives its context by leastTime and no more, and what ended in time leaves the connection as it was (L7).
+func TestLimit(t *testing.T) {
+	t.Parallel()
+	d := on(t, sharedServer(t).URL(), namespace())
+	conn, err := d.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, end := d.limit(ctx, conn.Conn())
+	if !end() {
+		t.Error("end of a context that had ended: got false, want true")
+	}
+	if err := conn.Ping(t.Context()); err != nil {
+		t.Errorf("Ping after what ended in time: got %v, want nil", err)
+	}
+	run, end := d.limit(ctx, conn.Conn())
+	began := time.Now()
+	err = exec(run, conn.Conn(), "SELECT pg_sleep(30)")
+	if took := time.Since(began); !errors.Is(err, os.ErrDeadlineExceeded) || took < leastTime || took > 20*time.Second {
+		t.Errorf("statement whose context has ended: got %v after %v, want a time-out after %v", err, took, leastTime)
+	}
+	if !end() {
+		t.Error("end of a context that had ended: got false, want true")
+	}
 }
 
 // TestOutcomes: what an error promises (L8).
