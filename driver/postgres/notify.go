@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -228,7 +229,7 @@ func (b *inbox) receive(conn *pgx.Conn, limit time.Duration) error {
 		return err
 	}
 	if name, granted, ok := parse(n.Payload); ok && n.Channel == b.channel {
-		b.deliver(name, []string{granted}, "")
+		b.deliver(name, granted, "")
 	}
 	return nil
 }
@@ -259,10 +260,10 @@ func parse(payload string) (n driver.Name, granted string, ok bool) {
 	return driver.Name{Kind: driver.Kind(kind), Name: string(name)}, part[1] + " " + part[2], true
 }
 
-// deliver tells the client of grants, each of the form "owner token", but for that of the owner whose own step it was: the answer
-// tells it.
-func (b *inbox) deliver(n driver.Name, granted []string, own string) {
-	if len(granted) == 0 {
+// deliver tells the client of grants, an owner and a token each with blanks between all, but for that of the owner whose own step it
+// was: the answer tells it.
+func (b *inbox) deliver(n driver.Name, granted string, own string) {
+	if granted == "" {
 		return
 	}
 	b.mu.Lock()
@@ -271,10 +272,9 @@ func (b *inbox) deliver(n driver.Name, granted []string, own string) {
 	if sink == nil {
 		return
 	}
-	for _, g := range granted {
-		id, text, _ := strings.Cut(g, " ")
-		token, err := strconv.ParseInt(text, 10, 64)
-		if err == nil && id != own {
+	for part := range slices.Chunk(strings.Fields(granted), 2) {
+		token, err := strconv.ParseInt(part[len(part)-1], 10, 64)
+		if id := part[0]; err == nil && id != own {
 			sink(driver.Event{Kind: driver.EventGranted, Owner: driver.Owner{Name: n, ID: id}, Token: driver.Token(token)})
 		}
 	}

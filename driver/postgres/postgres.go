@@ -172,10 +172,8 @@ func (d *Driver) Close() error {
 func (d *Driver) Lock(ctx context.Context, r driver.Request) (driver.Answer, error) {
 	done := d.asking.begin(r.ID)
 	defer done()
-	var a answer
-	err := d.step(ctx, "lock($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11)",
-		a.scan(), d.ns, int16(r.Name.Kind), []byte(r.Name.Name), r.ID, r.TTL.Microseconds(), int32(min(r.Limit, mostPermits)),
-		int64(r.Floor), []byte(r.Holder), r.Wait, r.Claim.Microseconds(), d.inbox.address())
+	a, err := d.ask(ctx, "lock($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11)", d.ns, int16(r.Name.Kind), []byte(r.Name.Name), r.ID, r.TTL.Microseconds(),
+		int32(min(r.Limit, mostPermits)), int64(r.Floor), []byte(r.Holder), r.Wait, r.Claim.Microseconds(), d.inbox.address())
 	if err != nil {
 		return driver.Answer{}, err
 	}
@@ -198,16 +196,14 @@ func (d *Driver) Acquire(ctx context.Context, r driver.Request) (driver.Answer, 
 // Release implements driver.Locker.
 func (d *Driver) Release(ctx context.Context, o driver.Owner) (bool, error) {
 	d.asking.wait(ctx, o.ID)
-	var found bool
-	var granted []string
-	err := d.step(ctx, "release($1,$2,$3,$4,$5)", []any{&found, &granted},
+	a, err := d.ask(ctx, "release($1,$2,$3,$4,$5)",
 		d.ns, int16(o.Name.Kind), []byte(o.Name.Name), o.ID, d.inbox.address())
 	if err != nil {
 		return false, err
 	}
-	d.inbox.deliver(o.Name, granted, o.ID)
+	d.inbox.deliver(o.Name, a.granted, o.ID)
 	d.sweep.look(d, o.Name)
-	return found, nil
+	return driver.State(a.state) != driver.Gone, nil
 }
 
 // Extend implements driver.Locker.
@@ -215,8 +211,7 @@ func (d *Driver) Extend(ctx context.Context, leases []driver.Extension) []driver
 	owner := func(i int) driver.Owner { return leases[i].Owner }
 	one := func(i int) driver.Result {
 		e := leases[i]
-		var a answer
-		err := d.step(ctx, "extend_one($1,$2::int2,$3,$4,$5::int8)", a.scan()[:3],
+		a, err := d.ask(ctx, "extend_one($1,$2::int2,$3,$4,$5::int8)",
 			d.ns, int16(e.Name.Kind), []byte(e.Name.Name), e.ID, e.TTL.Microseconds())
 		return a.result(err)
 	}
@@ -240,8 +235,7 @@ func (d *Driver) Poll(ctx context.Context, waiters []driver.Poll) []driver.Resul
 	owner := func(i int) driver.Owner { return waiters[i].Owner }
 	one := func(i int) driver.Result {
 		w := waiters[i]
-		var a answer
-		err := d.step(ctx, "poll_one($1,$2::int2,$3,$4,$5::int8,$6::int8,$7)", a.scan(),
+		a, err := d.ask(ctx, "poll_one($1,$2::int2,$3,$4,$5::int8,$6::int8,$7)",
 			d.ns, int16(w.Name.Kind), []byte(w.Name.Name), w.ID, w.TTL.Microseconds(), w.Claim.Microseconds(), d.inbox.address())
 		if err == nil {
 			d.inbox.deliver(w.Name, a.granted, w.ID)
@@ -275,14 +269,14 @@ func (d *Driver) Poll(ctx context.Context, waiters []driver.Poll) []driver.Resul
 // NextToken implements driver.FencingSource.
 func (d *Driver) NextToken(ctx context.Context, n driver.Name, floor driver.Token) (driver.Token, error) {
 	var token int64
-	err := d.step(ctx, "next_token($1,$2::int2,$3,$4::int8)", []any{&token},
+	err := d.step(ctx, "next_token($1,$2::int2,$3,$4::int8)", &token,
 		d.ns, int16(n.Kind), []byte(n.Name), int64(floor))
 	return driver.Token(token), err
 }
 
 // Advance implements driver.FencingSource.
 func (d *Driver) Advance(ctx context.Context, n driver.Name, floor driver.Token) error {
-	return d.step(ctx, "advance($1,$2::int2,$3,$4::int8)", []any{nil},
+	return d.step(ctx, "advance($1,$2::int2,$3,$4::int8)", nil,
 		d.ns, int16(n.Kind), []byte(n.Name), int64(floor))
 }
 
@@ -290,8 +284,8 @@ func (d *Driver) Advance(ctx context.Context, n driver.Name, floor driver.Token)
 // holder, but the name is not given to anybody before that transaction has ended.
 func (d *Driver) ForceUnlock(ctx context.Context, n driver.Name) (int, error) {
 	var ended int32
-	var granted []string
-	err := d.step(ctx, "force_unlock($1,$2::int2,$3,$4)", []any{&ended, &granted},
+	var granted string
+	err := d.row(ctx, "SELECT ended, coalesce(granted, '') FROM "+d.schema+".force_unlock($1,$2::int2,$3,$4)", []any{&ended, &granted},
 		d.ns, int16(n.Kind), []byte(n.Name), d.inbox.address())
 	if err != nil {
 		return 0, err
@@ -347,19 +341,17 @@ func (d *Driver) List(ctx context.Context, only driver.Name, yield func(driver.H
 
 // answer is what a step about one owner answers.
 type answer struct {
-	state   int16
-	token   *int64
-	ttl     *int64
-	granted []string
+	state   int64
+	token   int64
+	ttl     int64
+	granted string // see deliver
 }
-
-func (a *answer) scan() []any { return []any{&a.state, &a.token, &a.ttl, &a.granted} }
 
 func (a *answer) answer() driver.Answer {
 	if driver.State(a.state) != driver.Granted {
 		return driver.Answer{State: driver.State(a.state)}
 	}
-	return driver.Answer{State: driver.Granted, Token: driver.Token(*a.token), TTL: time.Duration(*a.ttl) * time.Microsecond}
+	return driver.Answer{State: driver.Granted, Token: driver.Token(a.token), TTL: time.Duration(a.ttl) * time.Microsecond}
 }
 
 func (a *answer) result(err error) driver.Result {
@@ -438,8 +430,12 @@ func (d *Driver) batchOnce(ctx context.Context, results []driver.Result, part []
 		for rows.Next() {
 			var i int64
 			var a answer
-			if err := rows.Scan(&i, &a.state, &a.token, &a.ttl); err != nil {
+			var token, ttl *int64
+			if err := rows.Scan(&i, &a.state, &token, &ttl); err != nil {
 				return err
+			}
+			if token != nil {
+				a.token, a.ttl = *token, *ttl
 			}
 			if i < 1 || int(i) > len(part) {
 				return fmt.Errorf("answer about owner %d of %d", i, len(part))

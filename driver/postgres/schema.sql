@@ -76,11 +76,16 @@ CREATE INDEX waiters_place ON fencelock.waiters (ns, kind, name, place);
 
 CREATE FUNCTION fencelock.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';
 
--- later, mint and begin become part of the statements of lock and release, which have the search path of their caller: hence the
+-- later, answer, mint and begin become part of the statements of lock and release, which have the search path of their caller: hence the
 -- schema with each operator and function.
 
 CREATE FUNCTION fencelock.later(p_from timestamptz, p_by bigint) RETURNS timestamptz LANGUAGE sql STABLE
 AS $$ SELECT p_from OPERATOR(pg_catalog.+) (p_by OPERATOR(pg_catalog.*) interval '1 microsecond') $$;
+
+-- answer is what a step about one owner answers, as one text: to write a row costs nearly as much as a statement. Token and time left
+-- are there only with a lease, and grants, an owner and a token each, only if there are any.
+CREATE FUNCTION fencelock.answer(p_state integer, p_token bigint, p_ttl bigint, p_granted text) RETURNS text LANGUAGE sql STABLE
+AS $$ SELECT pg_catalog.concat(p_state, ' ', p_token, ' ', p_ttl, ' ', p_granted) $$;
 
 CREATE FUNCTION fencelock.elapsed(p_from timestamptz, p_to timestamptz) RETURNS bigint LANGUAGE sql STABLE
 AS $$ SELECT round(extract(epoch FROM p_to - p_from) * 1000000)::bigint $$;
@@ -91,7 +96,7 @@ AS $$ SELECT round(extract(epoch FROM p_t) * 1000000)::bigint $$;
 
 CREATE FUNCTION fencelock.mint(p_last bigint, p_floor bigint, p_now timestamptz) RETURNS bigint LANGUAGE sql STABLE
 AS $$ SELECT greatest(p_last OPERATOR(pg_catalog.+) 1, p_floor OPERATOR(pg_catalog.+) 1,
-	pg_catalog.round(extract(epoch FROM p_now) OPERATOR(pg_catalog.*) 1000000)::bigint) $$;
+	(pg_catalog.date_part('epoch', p_now) OPERATOR(pg_catalog.*) 1000000)::bigint) $$; -- extract would do sums of numeric
 
 CREATE FUNCTION fencelock.refuse() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -160,7 +165,7 @@ END $$;
 -- An expired lease that is locked counts as held: an extension may be about to be committed, or a user's
 -- transaction has pinned it.
 CREATE FUNCTION fencelock.serve(p_ns text, p_kind smallint, p_name bytea, p_now timestamptz, p_mine text,
-	INOUT p_last bigint, OUT held integer, OUT queued integer, OUT granted text[]) LANGUAGE plpgsql AS $$
+	INOUT p_last bigint, OUT held integer, OUT queued integer, OUT granted text) LANGUAGE plpgsql AS $$
 DECLARE
 	v_dead integer;
 	v_gone integer;
@@ -203,7 +208,7 @@ BEGIN
 		held := held + 1;
 		queued := queued - 1;
 		IF v_next.channel = p_mine THEN
-			granted := granted || (v_next.owner || ' ' || p_last);
+			granted := concat_ws(' ', granted, v_next.owner, p_last);
 		ELSIF left(v_next.channel, 1) <> '!' THEN
 			PERFORM pg_notify(v_next.channel, format('%s %s %s %s', p_kind, v_next.owner, p_last, encode(p_name, 'hex')));
 		END IF;
@@ -258,7 +263,7 @@ END $$;
 CREATE FUNCTION fencelock.contend(p_ns text, p_kind smallint, p_name fencelock.key, p_owner fencelock.id, p_ttl fencelock.duration,
 	p_most fencelock.most, p_floor fencelock.floor, p_holder fencelock.holder, p_wait boolean, p_claim fencelock.duration,
 	p_mine fencelock.channel,
-	OUT state smallint, OUT token bigint, OUT ttl bigint, OUT granted text[])
+	OUT state smallint, OUT token bigint, OUT ttl bigint, OUT granted text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	v_now timestamptz;
@@ -320,8 +325,7 @@ END $$;
 -- the row that they have locked.
 
 CREATE FUNCTION fencelock.lock(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_ttl bigint, p_most integer, p_floor bigint,
-	p_holder bytea, p_wait boolean, p_claim bigint, p_mine text,
-	OUT state smallint, OUT token bigint, OUT ttl bigint, OUT granted text[])
+	p_holder bytea, p_wait boolean, p_claim bigint, p_mine text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
 	v_begun boolean := fencelock.begin();
@@ -329,6 +333,7 @@ DECLARE
 		AND pg_catalog.octet_length(p_holder) OPERATOR(pg_catalog.<=) 1024
 		AND p_floor OPERATOR(pg_catalog.>=) 0 AND p_floor OPERATOR(pg_catalog.<=) 9007199254740992
 		AND p_ttl OPERATOR(pg_catalog.>=) 0 AND p_ttl OPERATOR(pg_catalog.<=) 31622400000000;
+	v_token bigint;
 	v_answer pg_catalog.record;
 BEGIN
 	IF v_sound THEN
@@ -336,21 +341,16 @@ BEGIN
 			SET last = fencelock.mint(n.last, p_floor, pg_catalog.clock_timestamp()), used = pg_catalog.clock_timestamp(), sole = p_owner
 			WHERE n.ns OPERATOR(pg_catalog.=) p_ns AND n.kind OPERATOR(pg_catalog.=) p_kind AND n.name OPERATOR(pg_catalog.=) p_name
 				AND n.sole OPERATOR(pg_catalog.=) ''
-			RETURNING n.last INTO token;
+			RETURNING n.last INTO v_token;
 		IF FOUND THEN
 			-- By the clock after the row was ours: what the step before this one wrote must not lie in the future.
-			INSERT INTO fencelock.leases VALUES (p_ns, p_kind, p_name, p_owner, token,
+			INSERT INTO fencelock.leases VALUES (p_ns, p_kind, p_name, p_owner, v_token,
 				fencelock.later(pg_catalog.clock_timestamp(), p_ttl), p_holder);
-			state := 2;
-			ttl := p_ttl;
-			RETURN;
+			RETURN fencelock.answer(2, v_token, p_ttl, NULL);
 		END IF;
 	END IF;
 	v_answer := fencelock.contend(p_ns, p_kind, p_name, p_owner, p_ttl, p_most, p_floor, p_holder, p_wait, p_claim, p_mine);
-	state := v_answer.state;
-	token := v_answer.token;
-	ttl := v_answer.ttl;
-	granted := v_answer.granted;
+	RETURN fencelock.answer(v_answer.state, v_answer.token, v_answer.ttl, v_answer.granted);
 END $$;
 
 -- extend prolongs many leases. It waits for no row: those that somebody has locked are answered 5 and to be sent again, or
@@ -392,8 +392,7 @@ BEGIN
 		WHERE done.i IS NULL;
 END $$;
 
-CREATE FUNCTION fencelock.extend_one(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_ttl fencelock.duration,
-	OUT state smallint, OUT token bigint, OUT ttl bigint)
+CREATE FUNCTION fencelock.extend_one(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_ttl fencelock.duration) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	v_begun boolean := fencelock.begin();
@@ -405,13 +404,11 @@ BEGIN
 		WHERE l.ns = p_ns AND l.kind = p_kind AND l.name = p_name AND l.owner = p_owner FOR NO KEY UPDATE;
 	v_now := clock_timestamp();
 	v_mine := fencelock.renew(p_ns, p_kind, p_name, p_owner, v_now, p_ttl);
-	state := CASE WHEN v_mine.token IS NULL THEN 4 ELSE 2 END;
-	token := v_mine.token;
-	ttl := v_mine.ttl;
+	RETURN fencelock.answer(CASE WHEN v_mine.token IS NULL THEN 4 ELSE 2 END, v_mine.token, v_mine.ttl, NULL);
 END $$;
 
 -- yield is release for a name that others may hold or want, or where nothing is to be released.
-CREATE FUNCTION fencelock.yield(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_mine text, OUT ended boolean, OUT granted text[])
+CREATE FUNCTION fencelock.yield(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_mine text, OUT ended boolean, OUT granted text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	v_now timestamptz;
@@ -465,7 +462,7 @@ BEGIN
 	END IF;
 END $$;
 
-CREATE FUNCTION fencelock.release(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_mine text, OUT ended boolean, OUT granted text[])
+CREATE FUNCTION fencelock.release(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_mine text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
 	v_begun boolean := fencelock.begin();
@@ -483,15 +480,13 @@ BEGIN
 				AND l.owner OPERATOR(pg_catalog.=) p_owner AND l.xmax OPERATOR(pg_catalog.=) '0'::pg_catalog.xid
 			RETURNING l.expires INTO v_expires;
 		IF FOUND THEN
-			ended := v_expires OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp();
-			RETURN;
+			RETURN fencelock.answer(CASE WHEN v_expires OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 2 ELSE 4 END, NULL, NULL, NULL);
 		END IF;
 		UPDATE fencelock.names n SET sole = NULL
 			WHERE n.ns OPERATOR(pg_catalog.=) p_ns AND n.kind OPERATOR(pg_catalog.=) p_kind AND n.name OPERATOR(pg_catalog.=) p_name;
 	END IF;
 	v_answer := fencelock.yield(p_ns, p_kind, p_name, p_owner, p_mine);
-	ended := v_answer.ended;
-	granted := v_answer.granted;
+	RETURN fencelock.answer(CASE WHEN v_answer.ended THEN 2 ELSE 4 END, NULL, NULL, v_answer.granted);
 END $$;
 
 -- poll renews many entries of queues. Like extend it waits for nobody and answers 5 if an entry is locked. An owner that
@@ -540,8 +535,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION fencelock.poll_one(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_ttl fencelock.duration,
-	p_claim fencelock.duration, p_mine text,
-	OUT state smallint, OUT token bigint, OUT ttl bigint, OUT granted text[])
+	p_claim fencelock.duration, p_mine text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	v_begun boolean := fencelock.begin();
@@ -550,30 +544,28 @@ DECLARE
 	v_used timestamptz;
 	v_name record;
 	v_mine record;
+	v_state integer := 4;
 BEGIN
-	state := 4;
 	SELECT n.last, n.used INTO v_last, v_used FROM fencelock.names n
 		WHERE n.ns = p_ns AND n.kind = p_kind AND n.name = p_name FOR NO KEY UPDATE;
 	IF NOT FOUND THEN
-		RETURN;
+		RETURN fencelock.answer(v_state, NULL, NULL, NULL);
 	END IF;
 	v_now := clock_timestamp();
 	UPDATE fencelock.waiters w SET expires = fencelock.later(v_now, p_claim)
 		WHERE w.ns = p_ns AND w.kind = p_kind AND w.name = p_name AND w.owner = p_owner AND w.expires > v_now;
 	v_name := fencelock.serve(p_ns, p_kind, p_name, v_now, p_mine, v_last);
-	granted := v_name.granted;
 	v_mine := fencelock.renew(p_ns, p_kind, p_name, p_owner, v_now, p_ttl);
 	IF v_mine.token IS NOT NULL THEN
-		state := 2;
-		token := v_mine.token;
-		ttl := v_mine.ttl;
+		v_state := 2;
 	ELSIF EXISTS (SELECT FROM fencelock.waiters w
 		WHERE w.ns = p_ns AND w.kind = p_kind AND w.name = p_name AND w.owner = p_owner) THEN
-		state := 3;
+		v_state := 3;
 	END IF;
 	IF v_name.p_last <> v_last OR v_used < v_now - interval '1 hour' THEN
 		PERFORM fencelock.leave(p_ns, p_kind, p_name, v_name.p_last, v_now);
 	END IF;
+	RETURN fencelock.answer(v_state, v_mine.token, v_mine.ttl, v_name.granted);
 END $$;
 
 CREATE FUNCTION fencelock.next_token(p_ns text, p_kind smallint, p_name fencelock.key, p_floor fencelock.floor, OUT token bigint)
@@ -598,7 +590,7 @@ BEGIN
 	PERFORM fencelock.leave(p_ns, p_kind, p_name, greatest(v_last, p_floor), clock_timestamp());
 END $$;
 
-CREATE FUNCTION fencelock.force_unlock(p_ns text, p_kind smallint, p_name bytea, p_mine text, OUT ended integer, OUT granted text[])
+CREATE FUNCTION fencelock.force_unlock(p_ns text, p_kind smallint, p_name bytea, p_mine text, OUT ended integer, OUT granted text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	v_begun boolean := fencelock.begin();

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/fencelock/fencelock/driver"
 )
@@ -22,41 +22,39 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// step calls a function of the schema that answers one row. To ask for the row as one value costs the server a good deal less
-// than to read from the function as from a table.
-func (d *Driver) step(ctx context.Context, call string, into []any, args ...any) error {
-	return d.query(ctx, func(ctx context.Context, q querier) error {
-		row := q.QueryRow(ctx, "SELECT "+d.schema+"."+call, append([]any{pgx.QueryExecModeExec}, args...)...)
-		if len(into) == 1 {
-			return row.Scan(into...)
-		}
-		return row.Scan(record(into))
-	})
+// step calls a function of the schema that answers one value.
+func (d *Driver) step(ctx context.Context, call string, into any, args ...any) error {
+	return d.row(ctx, "SELECT "+d.schema+"."+call, []any{into}, args...)
 }
 
-// record takes the columns of a row that comes as one value.
-type record []any
-
-// ScanRow implements pgx.RowScanner.
-func (r record) ScanRow(rows pgx.Rows) error {
-	types := rows.Conn().TypeMap()
-	columns := pgtype.NewCompositeTextScanner(types, rows.RawValues()[0])
-	for _, into := range r {
-		if !columns.Next() {
-			return errors.Join(errShort, columns.Err())
+// ask makes a step about one owner.
+func (d *Driver) ask(ctx context.Context, call string, args ...any) (a answer, err error) {
+	var text string
+	if err := d.step(ctx, call, &text, args...); err != nil {
+		return answer{}, err
+	}
+	part := strings.SplitN(text, " ", 4) // see answer in schema.sql
+	if len(part) != 4 {
+		return answer{}, fmt.Errorf("postgres: answer %q", text)
+	}
+	for i, into := range []*int64{&a.state, &a.token, &a.ttl} {
+		if part[i] == "" {
+			continue
 		}
-		var kind uint32 // is told by the target,
-		if _, ok := into.(*[]byte); ok {
-			kind = pgtype.ByteaOID // which could have been one for the text as well
-		}
-		if err := types.Scan(kind, pgx.TextFormatCode, columns.Bytes(), into); err != nil {
-			return err
+		if *into, err = strconv.ParseInt(part[i], 10, 64); err != nil {
+			return answer{}, fmt.Errorf("postgres: answer %q: %w", text, err)
 		}
 	}
-	return nil
+	a.granted = part[3]
+	return a, nil
 }
 
-var errShort = errors.New("postgres: the answer has too few columns")
+// row runs a statement that answers one row.
+func (d *Driver) row(ctx context.Context, sql string, into []any, args ...any) error {
+	return d.query(ctx, func(ctx context.Context, q querier) error {
+		return q.QueryRow(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...).Scan(into...)
+	})
+}
 
 // mostTries bounds how often a step is made that surely had no effect and may have one if made again.
 const mostTries = 5

@@ -65,7 +65,7 @@ func (d *Driver) sweepPage(ctx context.Context, names int) error {
 	after := d.sweep.after
 	var kind *int16
 	var name []byte
-	err := d.step(ctx, "sweep($1,$2::int2,$3,$4::int4,$5)", []any{&kind, &name},
+	err := d.row(ctx, "SELECT kind, name FROM "+d.schema+".sweep($1,$2::int2,$3,$4::int4,$5)", []any{&kind, &name},
 		d.ns, int16(after.Kind), []byte(after.Name), int32(names), "!")
 	if err != nil {
 		return err
