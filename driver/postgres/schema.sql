@@ -42,7 +42,7 @@ CREATE TABLE fencelock.names (
 	used timestamptz NOT NULL,
 	sole text COLLATE "C",
 	PRIMARY KEY (ns, kind, name)
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 70, vacuum_truncate = off);
 
 -- Who holds. An extension locks this row only, not the name's.
 CREATE TABLE fencelock.leases (
@@ -54,7 +54,7 @@ CREATE TABLE fencelock.leases (
 	expires timestamptz NOT NULL,
 	holder  bytea NOT NULL,
 	PRIMARY KEY (ns, kind, name, owner)
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 70, vacuum_truncate = off);
 
 -- Who waits, in the order of place. A poll locks these rows only, not the name's.
 CREATE TABLE fencelock.waiters (
@@ -74,9 +74,16 @@ CREATE TABLE fencelock.waiters (
 
 CREATE INDEX waiters_place ON fencelock.waiters (ns, kind, name, place);
 
+-- For a table of a page or two a plan would be to read all of it, and stay so in a session while the table grows. lock and release
+-- do not set enable_seqscan, as others do; so their tables are made of some empty pages, which a vacuum leaves.
+INSERT INTO fencelock.names SELECT '', i, decode(repeat('00', 512), 'hex'), 0, now() FROM generate_series(1, 300) i;
+DELETE FROM fencelock.names;
+INSERT INTO fencelock.leases SELECT '', i, decode(repeat('00', 512), 'hex'), '', 0, now(), '' FROM generate_series(1, 300) i;
+DELETE FROM fencelock.leases;
+
 CREATE FUNCTION fencelock.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';
 
--- later, answer, mint and begin become part of the statements of lock and release, which have the search path of their caller: hence the
+-- later, answer, mint and sound become part of the statements of lock and release, which have the search path of their caller: hence the
 -- schema with each operator and function.
 
 CREATE FUNCTION fencelock.later(p_from timestamptz, p_by bigint) RETURNS timestamptz LANGUAGE sql STABLE
@@ -109,19 +116,26 @@ BEGIN
 		MESSAGE = 'a step needs a transaction that is READ COMMITTED and READ WRITE';
 END $$;
 
--- begin is called first by every step. It refuses where a step cannot be what it must be, and makes the commit
--- durable: only here, since behind a pooler nobody can know what a session is set to. Plans are to use the indexes however few rows a table
--- had when they were made. It is the initial value of a variable, since that takes no statement.
-CREATE FUNCTION fencelock.begin() RETURNS boolean LANGUAGE sql AS $$
+-- Each step begins with begin; but lock and release with sound, and with bound only what they leave to others. It is the initial value
+-- of a variable, since that takes no statement.
+
+-- sound refuses where a step cannot be what it must be, and makes the commit durable: only here, since behind a pooler nobody can
+-- know what a session is set to.
+CREATE FUNCTION fencelock.sound() RETURNS boolean LANGUAGE sql AS $$
 	SELECT CASE
 		WHEN pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'
 			OR pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.<>) 'off' -- so on a standby
 		THEN fencelock.refuse()
-		ELSE (pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) ANY (ARRAY['on', 'remote_apply'])
-				OR pg_catalog.set_config('synchronous_commit', 'on', true) IS NOT NULL)
-			AND pg_catalog.set_config('lock_timeout', '5s', true) IS NOT NULL
-			AND pg_catalog.set_config('enable_seqscan', 'off', true) IS NOT NULL
+		ELSE pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) ANY (ARRAY['on', 'remote_apply'])
+			OR pg_catalog.set_config('synchronous_commit', 'on', true) IS NOT NULL
 		END $$;
+
+-- bound limits how long a step waits for a row, and lets plans use the indexes however few rows a table had when they were made.
+CREATE FUNCTION fencelock.bound() RETURNS boolean LANGUAGE sql AS $$
+	SELECT pg_catalog.set_config('lock_timeout', '5s', true) IS NOT NULL
+		AND pg_catalog.set_config('enable_seqscan', 'off', true) IS NOT NULL $$;
+
+CREATE FUNCTION fencelock.begin() RETURNS boolean LANGUAGE sql AS 'SELECT fencelock.sound() AND fencelock.bound()';
 
 -- enter locks the name's row, made if need be, and answers the last token.
 CREATE FUNCTION fencelock.enter(p_ns text, p_kind smallint, p_name bytea) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -266,6 +280,7 @@ CREATE FUNCTION fencelock.contend(p_ns text, p_kind smallint, p_name fencelock.k
 	OUT state smallint, OUT token bigint, OUT ttl bigint, OUT granted text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+	v_bound boolean := fencelock.bound();
 	v_now timestamptz;
 	v_last bigint;
 	v_name record;
@@ -322,14 +337,15 @@ END $$;
 -- lock and release are mostly for a name that nobody else wants, and what they do then is here. To set a search path or to check domains
 -- would take as long as one of the statements: hence they write the schema with each operator, function and type, and leave everything
 -- else, arguments out of bounds too, to contend and yield. They need not look who holds or waits, since sole is read from
--- the row that they have locked.
+-- the row that they have locked. A row of a name with an xmax may be locked, and to wait for it is left to those as well: to set a
+-- configuration, such as lock_timeout, would take as long as all checks. (A lock that comes just after this look is waited for without
+-- that limit.)
 
 CREATE FUNCTION fencelock.lock(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_ttl bigint, p_most integer, p_floor bigint,
 	p_holder bytea, p_wait boolean, p_claim bigint, p_mine text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
-	v_begun boolean := fencelock.begin();
-	v_sound boolean := pg_catalog.octet_length(p_owner) OPERATOR(pg_catalog.<=) 256 AND p_owner OPERATOR(pg_catalog.<>) ''
+	v_sound boolean := fencelock.sound() AND pg_catalog.octet_length(p_owner) OPERATOR(pg_catalog.<=) 256 AND p_owner OPERATOR(pg_catalog.<>) ''
 		AND pg_catalog.octet_length(p_holder) OPERATOR(pg_catalog.<=) 1024
 		AND p_floor OPERATOR(pg_catalog.>=) 0 AND p_floor OPERATOR(pg_catalog.<=) 9007199254740992
 		AND p_ttl OPERATOR(pg_catalog.>=) 0 AND p_ttl OPERATOR(pg_catalog.<=) 31622400000000;
@@ -340,7 +356,7 @@ BEGIN
 		UPDATE fencelock.names n
 			SET last = fencelock.mint(n.last, p_floor, pg_catalog.clock_timestamp()), used = pg_catalog.clock_timestamp(), sole = p_owner
 			WHERE n.ns OPERATOR(pg_catalog.=) p_ns AND n.kind OPERATOR(pg_catalog.=) p_kind AND n.name OPERATOR(pg_catalog.=) p_name
-				AND n.sole OPERATOR(pg_catalog.=) ''
+				AND n.sole OPERATOR(pg_catalog.=) '' AND n.xmax OPERATOR(pg_catalog.=) '0'::pg_catalog.xid
 			RETURNING n.last INTO v_token;
 		IF FOUND THEN
 			-- By the clock after the row was ours: what the step before this one wrote must not lie in the future.
@@ -411,6 +427,7 @@ END $$;
 CREATE FUNCTION fencelock.yield(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_mine text, OUT ended boolean, OUT granted text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+	v_bound boolean := fencelock.bound();
 	v_now timestamptz;
 	v_last bigint;
 	v_expires timestamptz;
@@ -465,13 +482,13 @@ END $$;
 CREATE FUNCTION fencelock.release(p_ns text, p_kind smallint, p_name bytea, p_owner text, p_mine text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
-	v_begun boolean := fencelock.begin();
+	v_begun boolean := fencelock.sound();
 	v_expires timestamp with time zone;
 	v_answer pg_catalog.record;
 BEGIN
 	UPDATE fencelock.names n SET sole = ''
 		WHERE n.ns OPERATOR(pg_catalog.=) p_ns AND n.kind OPERATOR(pg_catalog.=) p_kind AND n.name OPERATOR(pg_catalog.=) p_name
-			AND n.sole OPERATOR(pg_catalog.=) p_owner;
+			AND n.sole OPERATOR(pg_catalog.=) p_owner AND n.xmax OPERATOR(pg_catalog.=) '0'::pg_catalog.xid;
 	IF FOUND THEN
 		-- A lease with an xmax may be pinned, which is not to be waited for: yield sees to that. (A pin that comes between this look and
 		-- the deletion is waited for.)
