@@ -22,6 +22,7 @@ type fakeNode struct {
 	name   string
 	info   func()                                     // called before it says who it is
 	eval   func(args []string) (reply any, err error) // of one script; nil grants whatever is asked for
+	listen func(ctx context.Context)                  // while it is subscribed to
 }
 
 var errRefused = errors.New("connection refused")
@@ -62,6 +63,11 @@ func (n *fakeNode) EvalAll(ctx context.Context, calls []*redislua.Call) {
 	for _, c := range calls {
 		n.Eval(ctx, c)
 	}
+}
+
+func (n *fakeNode) Listen(ctx context.Context, _ string, _ func(), _ func(string)) error {
+	n.listen(ctx)
+	return ctx.Err()
 }
 
 // newTestDriver makes a driver of three nodes, a, b and c.
@@ -266,6 +272,33 @@ func TestExtensionInQueue(t *testing.T) {
 			extended = true
 		case <-time.After(testPatience):
 			t.Fatalf("release on the node that hung: not within %v", testPatience)
+		}
+	}
+}
+
+// TestCloseEndsSubscriptions: they end first, for Close waits for what is under way before it ends everything.
+func TestCloseEndsSubscriptions(t *testing.T) {
+	t.Parallel()
+	d, fakes := newTestDriver(t, time.Minute)
+	d.Notify(func(driver.Event) {})
+	begun, ended := make(chan struct{}, len(fakes)), make(chan error, len(fakes))
+	for _, f := range fakes {
+		f.listen = func(ctx context.Context) {
+			begun <- struct{}{}
+			<-ctx.Done()
+			ended <- d.ctx.Err()
+		}
+	}
+	d.listen(time.Hour)
+	for range fakes {
+		within(t, "subscription", begun)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range fakes {
+		if err := <-ended; err != nil {
+			t.Errorf("end of a subscription in Close: got it with everything else, want it before")
 		}
 	}
 }

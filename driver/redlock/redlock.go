@@ -204,6 +204,11 @@ func (d *Driver) Close() error {
 	if d.closed.Swap(true) {
 		return nil
 	}
+	d.mu.Lock()
+	if d.sub != nil {
+		d.sub.end() // it would be waited for with what goes out
+	}
+	d.mu.Unlock()
 	ended := make(chan struct{})
 	go func() {
 		d.begun.Lock() // whoever saw the driver open has begun
