@@ -251,11 +251,17 @@ func (d *Driver) Release(ctx context.Context, w driver.Owner) (bool, error) {
 	}
 	d.mu.Unlock()
 
-	replies := make(chan reply, len(d.nodes))
-	outcomes := make([]outcome, len(d.nodes))
-	left := d.release(o, true, func(r reply) { replies <- r })
-	nodes := len(d.nodes)
-	found, none := 0, nodes-left // those that were not asked have nothing
+	nodes, none := len(d.nodes), 0
+	for i := range o.asked {
+		if !o.asked[i].Load() {
+			none++
+		}
+	}
+	replies := newReplies(nodes, d.quorum-none)
+	outcomes := make([]outcome, nodes)
+	left := d.release(o, true, replies.add)
+	found := 0
+	none = nodes - left // those that were not asked have nothing
 	timer := time.NewTimer(d.patience(ctx))
 	defer timer.Stop()
 	for {
@@ -271,8 +277,7 @@ func (d *Driver) Release(ctx context.Context, w driver.Owner) (bool, error) {
 		if left == 0 {
 			err = d.failure("", outcomes)
 		} else {
-			select {
-			case r := <-replies:
+			if r, ok := replies.next(ctx, timer); ok {
 				left--
 				outcomes[r.node.index] = outcome{came: true, err: r.err}
 				switch n, _ := r.value.(int64); {
@@ -283,8 +288,6 @@ func (d *Driver) Release(ctx context.Context, w driver.Owner) (bool, error) {
 					none++
 				}
 				continue
-			case <-timer.C:
-			case <-ctx.Done():
 			}
 			if found+none >= d.quorum {
 				return found > 0, nil
