@@ -233,7 +233,8 @@ func (n *node) exchange(batch []*ask) bool {
 
 	full := false
 	for rest := batch; len(rest) > 0; full = true {
-		scripts, err := n.identify(ctx, &state, full)
+		anew := full || slices.ContainsFunc(rest, func(a *ask) bool { return a.step == hello })
+		scripts, err := n.identify(ctx, &state, anew)
 		next := onTheWay
 		if err != nil {
 			next = answered

@@ -305,3 +305,21 @@ func TestCloseEndsSubscriptions(t *testing.T) {
 		}
 	}
 }
+
+// TestVerifyAsks: also a node that is known.
+func TestVerifyAsks(t *testing.T) {
+	t.Parallel()
+	d, fakes := newTestDriver(t, time.Minute)
+	var asked atomic.Int32
+	for _, f := range fakes {
+		f.info = func() { asked.Add(1) }
+	}
+	for i := range 2 {
+		if err := d.Verify(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n, want := int(asked.Load()), (i+1)*len(fakes); n != want {
+			t.Errorf("nodes asked who they are by %d times Verify: got %d, want %d", i+1, n, want)
+		}
+	}
+}
