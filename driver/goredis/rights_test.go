@@ -3,7 +3,6 @@ package goredis_test
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -13,21 +12,13 @@ import (
 
 	"github.com/fencelock/fencelock/driver"
 	"github.com/fencelock/fencelock/driver/goredis"
+	"github.com/fencelock/fencelock/internal/redisbackend"
 )
 
 // TestLeastRights does everything as a user that has the rights which the package comment lists, and then without each
 // of them in turn: then the server must have denied it.
 func TestLeastRights(t *testing.T) {
-	source, err := os.ReadFile("goredis.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var lists [][]string // by paragraph
-	for _, paragraph := range strings.Split(string(source), "\n//\n") {
-		if strings.Contains(paragraph, "//\t~") || strings.Contains(paragraph, "//\t&") {
-			lists = append(lists, strings.Fields(strings.ReplaceAll(paragraph, "//", "")))
-		}
-	}
+	lists := redisbackend.Rights(t, "goredis.go")
 	if len(lists) != 2 {
 		t.Fatalf("lists of rights in the package comment: got %d, want 2", len(lists))
 	}
@@ -42,58 +33,28 @@ func TestLeastRights(t *testing.T) {
 	t.Run("Single", func(t *testing.T) {
 		t.Parallel()
 		s := startRedis(t, "--maxmemory-policy", "allkeys-lru")
-		leastRights(t, []server{s}, s.driver(t), "redis://app:pw@"+s.Addr(), alone, func() redis.UniversalClient {
+		leastRights(t, []redisbackend.Server{s.shared()}, s.driver(t), "redis://app:pw@"+s.Addr(), alone, func() redis.UniversalClient {
 			return redis.NewClient(&redis.Options{Addr: s.Addr(), MaxRetries: -1, Username: "app", Password: "pw"})
 		})
 	})
 	t.Run("Cluster", func(t *testing.T) {
 		t.Parallel()
 		c := startCluster(t, 0, "--maxmemory-policy", "allkeys-lru")
-		leastRights(t, c.nodes(), newDriver(t, c.client(t)), strings.Replace(c.url(), "//", "//app:pw@", 1), onCluster, func() redis.UniversalClient {
+		var nodes []redisbackend.Server
+		for _, s := range c.nodes() {
+			nodes = append(nodes, s.shared())
+		}
+		leastRights(t, nodes, newDriver(t, c.client(t)), strings.Replace(c.url(), "//", "//app:pw@", 1), onCluster, func() redis.UniversalClient {
 			return redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), Username: "app", Password: "pw"})
 		})
 	})
 }
 
-func leastRights(t *testing.T, nodes []server, admin *goredis.Driver, url string, rights []string, client func() redis.UniversalClient) {
-	setUser := func(rights []string) {
-		for _, s := range nodes {
-			s.do(t, append([]string{"ACL", "SETUSER", "app", "reset", "on", ">pw"}, rights...)...)
-			s.do(t, "ACL", "LOG", "RESET")
-			s.do(t, "SCRIPT", "FLUSH")
-		}
-	}
-	denied := func() (objects []string) {
-		for _, s := range nodes {
-			log, _ := s.do(t, "ACL", "LOG").([]any)
-			for _, entry := range log {
-				fields, _ := entry.([]any)
-				if i := slices.Index(fields, any("object")); i >= 0 && i+1 < len(fields) {
-					objects = append(objects, fmt.Sprint(fields[i+1]))
-				}
-			}
-		}
-		return objects
-	}
-	setUser(rights)
-	if err := everything(t, admin, url, client, true); err != nil {
-		t.Errorf("with the rights listed: got %v, want nil", err)
-	}
-	if d := denied(); len(d) > 0 {
-		t.Errorf("with the rights listed: the server denied %q", d)
-	}
-	for i, right := range rights {
-		without := slices.Delete(slices.Clone(rights), i, i+1)
-		setUser(without)
-		// It may fail or not: a message that cannot be sent is no error.
+func leastRights(t *testing.T, nodes []redisbackend.Server, admin *goredis.Driver, url string, rights []string, client func() redis.UniversalClient) {
+	redisbackend.LeastRights(t, nodes, rights, func(missing string) error {
 		// A subscription must stand before it can be ended.
-		_ = everything(t, admin, url, client, strings.HasSuffix(right, "unsubscribe"))
-		name, isCommand := strings.CutPrefix(right, "+")
-		eventually(t, "denial without "+right, func() bool {
-			d := denied()
-			return isCommand && slices.Contains(d, name) || !isCommand && len(d) > 0
-		})
-	}
+		return everything(t, admin, url, client, missing == "" || strings.HasSuffix(missing, "unsubscribe"))
+	})
 }
 
 // everything does what a driver can do, on names that the admin has prepared, and answers what went wrong. With all it

@@ -85,7 +85,7 @@ func (d *Driver) giveWay(o *owner, t driver.Token) {
 		if !o.asked[n.index].Load() {
 			return nil
 		}
-		return &ask{step: releaseStep, kind: o.Name.Kind, keys: keys, args: []string{o.ID, t.String(), ""}, owner: o}
+		return &ask{step: releaseStep, kind: o.Name.Kind, keys: keys, args: []string{o.ID, t.String()}, owner: o}
 	}).stop()
 }
 
@@ -104,10 +104,18 @@ func now() driver.Token { return driver.Token(time.Now().UnixMicro()) }
 
 // put puts a proposal to the nodes and collects votes until they mean something.
 func (d *Driver) put(ctx context.Context, r driver.Request, o *owner, b *ballot, trip int, has, vague []bool) (*round, verdict) {
-	keys := d.keys(r.Name)
-	args := []string{r.ID, milliseconds(r.TTL), b.proposal.String(), b.mode(trip), b.slot, r.Holder}
+	keys, args := d.keys(r.Name), []string{stored(b.proposal, r.ID, r.Holder), milliseconds(r.TTL), b.proposal.String()}
+	// What is not needed is left out, for a node spends as much time on words as on what it does.
 	if r.Wait {
 		args = append(args, milliseconds(r.Claim), d.channel)
+	} else {
+		keys = keys[:len(keys)-1] // without that of the waiters
+	}
+	if mode := b.mode(trip); mode != "first" || b.slot != "0" {
+		if !r.Wait {
+			args = append(args, "0", "")
+		}
+		args = append(args, mode, b.slot)
 	}
 	round := d.broadcast(ctx, func(*node) *ask {
 		return &ask{step: acquireStep, kind: r.Name.Kind, keys: keys, args: args, owner: o}
@@ -116,7 +124,7 @@ func (d *Driver) put(ctx context.Context, r driver.Request, o *owner, b *ballot,
 	v := b.verdict()
 	for v == open && round.next() {
 		i := round.got.node.index
-		b.votes[i] = d.vote(round.got, &round.outcomes[i])
+		b.votes[i] = d.vote(round.got, b.proposal, &round.outcomes[i])
 		switch b.votes[i].said {
 		case mine, uncounted:
 			has[i] = true
@@ -141,17 +149,18 @@ func (d *Driver) put(ctx context.Context, r driver.Request, o *owner, b *ballot,
 	return round, v
 }
 
-// vote reads a node's reply to a proposal.
-func (d *Driver) vote(r reply, out *outcome) vote {
+// vote reads a node's reply to a proposal of the token.
+func (d *Driver) vote(r reply, t driver.Token, out *outcome) vote {
 	if r.err != nil {
 		if r.sure {
 			return vote{said: failed}
 		}
 		return vote{said: unknown}
 	}
-	fields, _ := r.value.([]any)
 	v := vote{}
-	if len(fields) == 4 {
+	if n, ok := r.value.(int64); ok && n == int64(mine) {
+		v = vote{said: mine, token: t, slot: "0"} // all is as it was proposed
+	} else if fields, _ := r.value.([]any); len(fields) == 4 {
 		what, _ := fields[0].(int64)
 		text, _ := fields[1].(string)
 		v.slot, _ = fields[2].(string)
@@ -206,7 +215,7 @@ func (d *Driver) notWon(ctx context.Context, o *owner, v verdict, trips int, out
 		err  error
 	}
 	replies := make(chan undone, len(d.nodes))
-	nodes := d.release(o, "", func(r reply) { replies <- undone{r.node.index, r.err} })
+	nodes := d.release(o, false, func(r reply) { replies <- undone{r.node.index, r.err} })
 	waits := make([]bool, len(d.nodes))
 	for i, said := range has {
 		if said && !vague[i] && outcomes[i].text != "not waited for" {
@@ -339,7 +348,7 @@ func (d *Driver) fenceRound(ctx context.Context, n driver.Name, b *ballot, t dri
 		if fields, ok := round.got.value.([]any); ok {
 			round.got.value = append(fields, "", "")
 		}
-		b.votes[i] = d.vote(round.got, &round.outcomes[i])
+		b.votes[i] = d.vote(round.got, b.proposal, &round.outcomes[i])
 		v = b.verdict()
 	}
 	return round, v

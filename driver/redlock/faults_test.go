@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -252,6 +253,86 @@ func TestOutOfMemory(t *testing.T) {
 	}
 	nothingLeft(t, m, "y", "after it was refused")
 	extend(t, d, held, time.Hour)
+	release(t, d, held)
+	nothingLeft(t, m, "held", "after its release")
+}
+
+// TestNodesLoading: a node that is up again and still reads its data counts as one that is not there. Others go on, and
+// without a majority that is an outage, never contention.
+func TestNodesLoading(t *testing.T) {
+	t.Parallel()
+	m := redlockbackend.Start(t, 5, &servers.RedisOptions{AppendFsync: "always",
+		Args: []string{"--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024"}})
+	d := newDriver(t, m, nil)
+	held := request("held", time.Hour)
+	lock(t, d, held, driver.Granted)
+	everywhere(t, m, held)
+	const keys = 20_000 // which take it 40 s, unless it is told to hurry
+	load := func(nodes ...servers.Server) (ready func()) {
+		t.Helper()
+		var all sync.WaitGroup
+		for _, s := range nodes {
+			do(t, s, "DEBUG", "POPULATE", strconv.Itoa(keys))
+			do(t, s, "BGREWRITEAOF")
+			eventually(t, "data on disk", func() bool {
+				info, _ := do(t, s, "INFO", "persistence").(string)
+				return strings.Contains(info, "aof_rewrite_in_progress:0") && strings.Contains(info, "aof_rewrite_scheduled:0")
+			})
+			if err := s.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			all.Go(func() {
+				if err := s.Start(context.WithoutCancel(t.Context())); err != nil {
+					t.Errorf("Start with much data: got %v, want nil", err)
+				}
+			})
+			redisbackend.AwaitRefusal(t, s, "LOADING")
+		}
+		return func() {
+			for _, s := range nodes {
+				do(t, s, "CONFIG", "SET", "key-load-delay", "0")
+			}
+			all.Wait()
+		}
+	}
+	loading := func(nodes ...servers.Server) {
+		t.Helper()
+		for _, s := range nodes {
+			if _, err := s.(*servers.Redis).Do(t.Context(), "GET", "x"); err == nil || !strings.Contains(err.Error(), "LOADING") {
+				t.Fatalf("void: a node that should be loading answered %v", err)
+			}
+		}
+	}
+
+	ready := load(m[:2]...)
+	r := request("x", time.Minute)
+	lock(t, d, r, driver.Granted)
+	lock(t, newDriver(t, m, nil), request("x", time.Minute), driver.Held)
+	extend(t, d, held, 2*time.Hour)
+	release(t, d, r)
+	loading(m[:2]...)
+
+	others := load(m[2])
+	for _, name := range []string{"held", "free"} {
+		a, err := d.Lock(t.Context(), request(name, time.Minute))
+		if !errors.Is(err, driver.ErrUnavailable) || a.State == driver.Held || strings.Count(err.Error(), "LOADING") != 3 {
+			t.Errorf("Lock of %s while three of five nodes load their data: got %v, %v, want ErrUnavailable with LOADING of each (L8)", name, a.State, err)
+		}
+	}
+	if x := d.Extend(t.Context(), []driver.Extension{{Owner: held.Owner, TTL: 3 * time.Hour}})[0]; x.Err == nil {
+		t.Errorf("Extend while three of five nodes load their data: got %v, want an error (L8)", x.State)
+	}
+	loading(m[:3]...)
+	nothingLeft(t, m[3:], "free", "while three of five nodes load their data")
+
+	ready()
+	others()
+	everywhere(t, m, held) // they had it on disk
+	extend(t, d, held, time.Hour)
+	r = request("x", time.Minute)
+	lock(t, d, r, driver.Granted)
+	everywhere(t, m, r)
+	release(t, d, r)
 	release(t, d, held)
 	nothingLeft(t, m, "held", "after its release")
 }

@@ -1,4 +1,4 @@
--- Ends all leases and answers their ids. ARGV: run.
+-- Ends all leases and answers their ids.
 at(0)
 open()
 local ids = clear()

@@ -138,7 +138,7 @@ func (d *Driver) holdings(ctx context.Context, n *node, kind driver.Kind, names 
 	for _, name := range names {
 		keys = append(keys, d.keys(name)...)
 	}
-	r := d.single(ctx, n, &ask{step: listStep, kind: kind, keys: keys})
+	r := d.single(ctx, n, &ask{step: listStep, kind: kind, keys: keys, args: noArgs})
 	if r.err != nil {
 		return nil, r.err
 	}
@@ -183,7 +183,7 @@ func (d *Driver) ForceUnlock(ctx context.Context, n driver.Name) (int, error) {
 		return 0, err
 	}
 	keys := d.keys(n)
-	r := d.broadcast(ctx, func(*node) *ask { return &ask{step: forceStep, kind: n.Kind, keys: keys} })
+	r := d.broadcast(ctx, func(*node) *ask { return &ask{step: forceStep, kind: n.Kind, keys: keys, args: noArgs} })
 	defer r.stop()
 	found := make(map[string]int)
 	good, sure := 0, true

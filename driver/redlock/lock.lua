@@ -6,7 +6,7 @@ local function open()
 	local held = call('GET', H)
 	owner = nil
 	if held then
-		token, owner, holder = string.match(held, '^(%d+) (%S+) (.*)$')
+		token, owner, holder = parts(held)
 		if not owner then error('the key of a lock holds something else') end
 	end
 end

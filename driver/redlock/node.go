@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -48,8 +49,8 @@ type ask struct {
 	step  step
 	kind  driver.Kind
 	keys  []string
-	args  []string // after the first one, which is the run id
-	owner *owner   // whose end makes the request void; nil if it has none
+	args  []string
+	owner *owner // whose end makes the request void; nil if it has none
 	void  func() bool
 	trim  func(*ask) bool // drops what need not be sent, and answers whether something is left; nil if nothing can be
 	by    int64           // not sent later than this, of Driver.clock
@@ -232,7 +233,8 @@ func (n *node) exchange(batch []*ask) bool {
 
 	full := false
 	for rest := batch; len(rest) > 0; full = true {
-		scripts, run, err := n.identify(ctx, &state, full)
+		anew := full || slices.ContainsFunc(rest, func(a *ask) bool { return a.step == hello })
+		scripts, err := n.identify(ctx, &state, anew)
 		next := onTheWay
 		if err != nil {
 			next = answered
@@ -246,7 +248,7 @@ func (n *node) exchange(batch []*ask) bool {
 			}
 			return true
 		}
-		rest = n.send(ctx, rest, scripts, run, full)
+		rest = n.send(ctx, rest, scripts, full)
 		next = nothingSent
 		if len(rest) == 0 {
 			next = answered
@@ -260,7 +262,7 @@ func (n *node) exchange(batch []*ask) bool {
 
 // send sends requests as scripts of the run, their texts if full, and passes the replies on. It answers those that
 // are to be sent again with their texts, because the server did not know the scripts.
-func (n *node) send(ctx context.Context, asks []*ask, s *scripts, run string, full bool) (again []*ask) {
+func (n *node) send(ctx context.Context, asks []*ask, s *scripts, full bool) (again []*ask) {
 	calls := make([]*redislua.Call, 0, len(asks))
 	scripted := asks[:0:0]
 	for _, a := range asks {
@@ -268,11 +270,11 @@ func (n *node) send(ctx context.Context, asks []*ask, s *scripts, run string, fu
 			a.finish(reply{n, nil, nil, true})
 			continue
 		}
-		args := make([]string, 1, 1+len(a.args))
+		args := a.args
 		if full {
-			args[0] = run
+			args = append(slices.Clip(args), "run")
 		}
-		c := redislua.NewCall(s[a.kind][a.step], a.keys, append(args, a.args...))
+		c := redislua.NewCall(s[a.kind][a.step], a.keys, args)
 		c.Full = full
 		calls = append(calls, c)
 		scripted = append(scripted, a)
@@ -336,27 +338,27 @@ func (n *node) returned() bool {
 
 // identify finds out who the node is, unless that is known; with anew in any case. It keeps what it found only if the
 // exchange has not been given up on.
-func (n *node) identify(ctx context.Context, state *atomic.Int32, anew bool) (*scripts, string, error) {
+func (n *node) identify(ctx context.Context, state *atomic.Int32, anew bool) (*scripts, error) {
 	n.mu.Lock()
-	known, s, run := n.known, n.scripts, n.run
+	known, s := n.known, n.scripts
 	n.mu.Unlock()
 	if known && !anew {
-		return s, run, nil
+		return s, nil
 	}
 	var info string
 	if err := n.client.Info(ctx, "default", func(text string) { info = text }); err != nil {
-		return nil, "", fmt.Errorf("asked who it is: %w", err)
+		return nil, fmt.Errorf("asked who it is: %w", err)
 	}
 	id, err := readIdentity(info)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	if id.persistent {
 		fsync, err := n.client.Config(ctx, "appendfsync")
 		id.durable = err == nil && fsync == "always" // it may be forbidden to ask
 	}
 	if state.Load() != nothingSent {
-		return nil, "", errNotSent
+		return nil, errNotSent
 	}
 	return n.accept(id)
 }
@@ -389,7 +391,7 @@ func readIdentity(info string) (id identity, err error) {
 }
 
 // accept notes who the node is, or says why it cannot be one.
-func (n *node) accept(id identity) (*scripts, string, error) {
+func (n *node) accept(id identity) (*scripts, error) {
 	before, err := n.d.claim(n, id)
 	warning := ""
 	switch {
@@ -417,12 +419,12 @@ func (n *node) accept(id identity) (*scripts, string, error) {
 		n.d.warn(n, warning)
 	}
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	if changed {
 		n.d.refill()
 	}
-	return s, id.run, nil
+	return s, nil
 }
 
 // refused says that a server cannot be one of the masters.

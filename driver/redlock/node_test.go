@@ -22,6 +22,7 @@ type fakeNode struct {
 	name   string
 	info   func()                                     // called before it says who it is
 	eval   func(args []string) (reply any, err error) // of one script; nil grants whatever is asked for
+	listen func(ctx context.Context)                  // while it is subscribed to
 }
 
 var errRefused = errors.New("connection refused")
@@ -45,9 +46,9 @@ func (n *fakeNode) Eval(_ context.Context, c *redislua.Call) {
 		if c.Reply, c.Err = n.eval(args); errors.Is(c.Err, errRefused) {
 			c.Sent = 0
 		}
-	case len(args) >= 7: // acquire
-		c.Reply = []any{int64(mine), args[3], args[5], ""}
-	case len(args) == 3 || len(args) == 5: // extend one or two
+	case isAcquire(args):
+		c.Reply = []any{int64(mine), args[2], "0", ""}
+	case len(args)%2 == 0: // extend
 		var all []any
 		for range len(args) / 2 {
 			all = append(all, []any{"7", time.Hour.Milliseconds(), "0"})
@@ -58,10 +59,18 @@ func (n *fakeNode) Eval(_ context.Context, c *redislua.Call) {
 	}
 }
 
+// isAcquire tells by the arguments: it is the only step that says what is to be stored.
+func isAcquire(args []string) bool { return strings.Contains(args[0], " ") }
+
 func (n *fakeNode) EvalAll(ctx context.Context, calls []*redislua.Call) {
 	for _, c := range calls {
 		n.Eval(ctx, c)
 	}
+}
+
+func (n *fakeNode) Listen(ctx context.Context, _ string, _ func(), _ func(string)) error {
+	n.listen(ctx)
+	return ctx.Err()
 }
 
 // newTestDriver makes a driver of three nodes, a, b and c.
@@ -127,7 +136,7 @@ func TestLateAcquire(t *testing.T) {
 	hangs, goOn := make(chan struct{}), make(chan struct{})
 	releases := make(chan struct{}, echoes+1)
 	fakes[2].eval = func(args []string) (any, error) {
-		if len(args) >= 7 {
+		if isAcquire(args) {
 			once.Do(func() { close(hangs) })
 			<-goOn
 			return nil, errors.New("the connection is closed")
@@ -203,11 +212,11 @@ func TestHolderOnNodesThatFail(t *testing.T) {
 	d, fakes := newTestDriver(t, time.Minute)
 	var proposals atomic.Int32
 	fakes[1].eval = func(args []string) (any, error) {
-		if len(args) < 7 {
+		if !isAcquire(args) {
 			return int64(0), nil
 		}
 		proposals.Add(1)
-		return []any{int64(other), "5", args[5], "0:B"}, nil
+		return []any{int64(other), "5", "0", "0:B"}, nil
 	}
 	fakes[2].eval = func([]string) (any, error) { return nil, errRefused }
 	r := driver.Request{Owner: driver.Owner{Name: driver.Name{Kind: driver.KindLock, Name: "x"}, ID: "A"}, TTL: time.Hour, Limit: 1}
@@ -224,7 +233,7 @@ func TestExtensionInQueue(t *testing.T) {
 	d, fakes := newTestDriver(t, time.Minute)
 	goOn, got := make(chan struct{}), make(chan []string, 8)
 	fakes[2].eval = func(args []string) (any, error) {
-		if len(args) >= 7 {
+		if isAcquire(args) {
 			<-goOn
 			return nil, errRefused
 		}
@@ -255,7 +264,7 @@ func TestExtensionInQueue(t *testing.T) {
 		select {
 		case args := <-got:
 			switch {
-			case len(args) == 4: // the release, which is the last one
+			case len(args) == 1: // the release, which is the last one
 				if !extended {
 					t.Error("extension of the other lease: got none, want one")
 				}
@@ -266,6 +275,51 @@ func TestExtensionInQueue(t *testing.T) {
 			extended = true
 		case <-time.After(testPatience):
 			t.Fatalf("release on the node that hung: not within %v", testPatience)
+		}
+	}
+}
+
+// TestCloseEndsSubscriptions: they end first, for Close waits for what is under way before it ends everything.
+func TestCloseEndsSubscriptions(t *testing.T) {
+	t.Parallel()
+	d, fakes := newTestDriver(t, time.Minute)
+	d.Notify(func(driver.Event) {})
+	begun, ended := make(chan struct{}, len(fakes)), make(chan error, len(fakes))
+	for _, f := range fakes {
+		f.listen = func(ctx context.Context) {
+			begun <- struct{}{}
+			<-ctx.Done()
+			ended <- d.ctx.Err()
+		}
+	}
+	d.listen(time.Hour)
+	for range fakes {
+		within(t, "subscription", begun)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range fakes {
+		if err := <-ended; err != nil {
+			t.Errorf("end of a subscription in Close: got it with everything else, want it before")
+		}
+	}
+}
+
+// TestVerifyAsks: also a node that is known.
+func TestVerifyAsks(t *testing.T) {
+	t.Parallel()
+	d, fakes := newTestDriver(t, time.Minute)
+	var asked atomic.Int32
+	for _, f := range fakes {
+		f.info = func() { asked.Add(1) }
+	}
+	for i := range 2 {
+		if err := d.Verify(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n, want := int(asked.Load()), (i+1)*len(fakes); n != want {
+			t.Errorf("nodes asked who they are by %d times Verify: got %d, want %d", i+1, n, want)
 		}
 	}
 }

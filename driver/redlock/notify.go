@@ -14,6 +14,7 @@ import (
 type subscription struct {
 	until int64 // nobody waits any more then
 	idle  *time.Timer
+	end   context.CancelFunc
 	up    int // nodes on which it has stood
 }
 
@@ -58,7 +59,7 @@ func (d *Driver) listen(keep time.Duration) {
 		return
 	}
 	ctx, cancel := context.WithCancel(d.ctx)
-	s := &subscription{until: until}
+	s := &subscription{until: until, end: cancel}
 	d.sub = s
 	s.idle = time.AfterFunc(keep, func() {
 		d.mu.Lock()

@@ -103,7 +103,7 @@ func (d *Driver) fill(o *owner, n *node) {
 		return
 	}
 	n.push(&ask{step: fillStep, kind: o.Name.Kind, keys: d.keys(o.Name), owner: o, by: now + int64(min(d.timeout, left)),
-		args: []string{o.ID, milliseconds(left), token.String(), slot, o.holder},
+		args: []string{stored(token, o.ID, o.holder), milliseconds(left), slot},
 		done: func(reply) { o.fills[n.index].Store(false) }})
 }
 
@@ -136,17 +136,24 @@ const (
 )
 
 // release undoes an acquisition on all nodes that were asked, and goes on with that in the background. Each answer, or
-// the failure of the first try, is told. wake is "wake" if waiters are to be.
-func (d *Driver) release(o *owner, wake string, told func(reply)) (nodes int) {
+// the failure of the first try, is told. wake says that a waiter is to be told.
+func (d *Driver) release(o *owner, wake bool, told func(reply)) (nodes int) {
 	o.over.Store(true)
 	d.mu.Lock()
 	round := o.round.Add(1)
 	d.owners[o.ID] = o // also one that was not known, for a second call
 	d.mu.Unlock()
+	args, keys := []string{o.ID}, d.keys(o.Name)
+	if !wake {
+		args = append(args, "")
+	}
+	if o.Name.Kind == driver.KindLock {
+		keys = []string{keys[0], keys[2]} // the fence stays
+	}
 	var undo []*undoing
 	for _, n := range d.nodes {
 		if o.asked[n.index].Load() {
-			undo = append(undo, &undoing{d: d, o: o, n: n, round: round, wake: wake, pause: firstPause, told: told})
+			undo = append(undo, &undoing{d: d, o: o, n: n, round: round, keys: keys, args: args, pause: firstPause, told: told})
 		}
 	}
 	left := new(atomic.Int32)
@@ -178,7 +185,8 @@ type undoing struct {
 	o     *owner
 	n     *node
 	round int32
-	wake  string
+	keys  []string
+	args  []string
 	tries int
 	pause time.Duration
 	left  *atomic.Int32 // nodes that have not come to an end
@@ -190,7 +198,7 @@ func (u *undoing) stale() bool { return u.o.round.Load() != u.round }
 
 func (u *undoing) send() {
 	u.tries++
-	u.n.push(&ask{step: releaseStep, kind: u.o.Name.Kind, keys: u.d.keys(u.o.Name), args: []string{u.o.ID, "", u.wake}, void: u.stale,
+	u.n.push(&ask{step: releaseStep, kind: u.o.Name.Kind, keys: u.keys, args: u.args, void: u.stale,
 		by: u.d.clock.Now() + int64(u.d.timeout), done: u.done})
 }
 
@@ -243,11 +251,17 @@ func (d *Driver) Release(ctx context.Context, w driver.Owner) (bool, error) {
 	}
 	d.mu.Unlock()
 
-	replies := make(chan reply, len(d.nodes))
-	outcomes := make([]outcome, len(d.nodes))
-	left := d.release(o, "wake", func(r reply) { replies <- r })
-	nodes := len(d.nodes)
-	found, none := 0, nodes-left // those that were not asked have nothing
+	nodes, none := len(d.nodes), 0
+	for i := range o.asked {
+		if !o.asked[i].Load() {
+			none++
+		}
+	}
+	replies := newReplies(nodes, d.quorum-none)
+	outcomes := make([]outcome, nodes)
+	left := d.release(o, true, replies.add)
+	found := 0
+	none = nodes - left // those that were not asked have nothing
 	timer := time.NewTimer(d.patience(ctx))
 	defer timer.Stop()
 	for {
@@ -263,8 +277,7 @@ func (d *Driver) Release(ctx context.Context, w driver.Owner) (bool, error) {
 		if left == 0 {
 			err = d.failure("", outcomes)
 		} else {
-			select {
-			case r := <-replies:
+			if r, ok := replies.next(ctx, timer); ok {
 				left--
 				outcomes[r.node.index] = outcome{came: true, err: r.err}
 				switch n, _ := r.value.(int64); {
@@ -275,8 +288,6 @@ func (d *Driver) Release(ctx context.Context, w driver.Owner) (bool, error) {
 					none++
 				}
 				continue
-			case <-timer.C:
-			case <-ctx.Done():
 			}
 			if found+none >= d.quorum {
 				return found > 0, nil

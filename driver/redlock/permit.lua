@@ -19,7 +19,7 @@ local function open()
 	local all = call('HGETALL', D)
 	for i = 1, #all, 2 do
 		local slot = all[i]
-		tokens[slot], owners[slot], holders[slot] = string.match(all[i + 1], '^(%d+) (%S+) (.*)$')
+		tokens[slot], owners[slot], holders[slot] = parts(all[i + 1])
 		if not owners[slot] then error('the key of a semaphore holds something else') end
 		slots[#slots + 1] = slot
 	end

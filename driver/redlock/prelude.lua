@@ -1,5 +1,5 @@
--- What the steps share. ARGV[1] is empty or, when the server is sent the text of a script, the run id of the server
--- that it is meant for, which is in the text as well: who knows the text's hash is then known to be the same run.
+-- What the steps share. When the server is sent the text of a script there is one more argument, "run", by which it looks
+-- whether it is the run of the server that is in the text: who knows the text's hash is then known to be that run.
 --
 -- A step works on one name, whose keys are
 --   H  of a lock the string "token id holder", of a semaphore a sorted set, slot by expiry
@@ -14,13 +14,19 @@ local MINE, OTHER, LOW, FAR = 1, 2, 3, 4
 -- What a node says about a lease, besides MINE and OTHER.
 local GONE = 5
 
-if ARGV[1] ~= '' and not string.find(call('INFO', 'server'), 'run_id:' .. RUN, 1, true) then
-	return redis.error_reply('FENCELOCKRUN the server has restarted')
+if ARGV[#ARGV] == 'run' then
+	ARGV[#ARGV] = nil
+	if not string.find(call('INFO', 'server'), 'run_id:' .. RUN, 1, true) then
+		return redis.error_reply('FENCELOCKRUN the server has restarted')
+	end
 end
 
 local clock = call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local H, D, F, W
+
+-- The parts of what is stored of a lease: token, id, holder.
+local function parts(text) return string.match(text, '^(%d+) (%S+) (.*)$') end
 
 -- Lua's own conversion keeps 14 digits only.
 local function digits(n) return string.format('%.0f', n) end

@@ -43,6 +43,17 @@
 // an answer after NodeTimeout or sooner (go-redis: ReadTimeout, or ContextTimeoutEnabled; rueidis: ConnWriteTimeout). A
 // client that gives up later holds a connection until then, and at most 4 requests of a node.
 //
+// A user of the nodes needs these rights, with the namespace in place of fencelock, and may do without the last line (each
+// node counts as one that forgets when it restarts, no list of all locks):
+//
+//	~fencelock:* +evalsha +eval +info +ping
+//	+time +exists +get +set +del +pttl +pexpire +pexpireat +hgetall +hset +hdel
+//	+zadd +zrem +zscore +zrange +zrangebyscore +zremrangebyscore +zpopmin
+//	&fencelock:rc:* +publish +subscribe +unsubscribe
+//	+config|get +scan
+//
+// A database other than 0 needs +select as well.
+//
 // # Errors
 //
 // An error tells what became of the request on each node, see [QuorumError]. It matches [driver.ErrUnavailable] if the
@@ -204,6 +215,11 @@ func (d *Driver) Close() error {
 	if d.closed.Swap(true) {
 		return nil
 	}
+	d.mu.Lock()
+	if d.sub != nil {
+		d.sub.end() // it would be waited for with what goes out
+	}
+	d.mu.Unlock()
 	ended := make(chan struct{})
 	go func() {
 		d.begun.Lock() // whoever saw the driver open has begun

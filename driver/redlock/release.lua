@@ -1,8 +1,11 @@
--- ARGV: run, id, the greatest token to release, or nothing for any, and "wake" to tell a waiter. Answers 1 if it held.
+-- ARGV: id, and if no waiter is to be told the greatest token to release, empty for any. The last key is that of the waiters.
+-- Answers 1 if it held.
 at(0)
+W = KEYS[#KEYS]
 open()
-local mine, token = find(ARGV[2])
-if not mine or ARGV[3] ~= '' and tonumber(token) > tonumber(ARGV[3]) then return 0 end
+local mine, token = find(ARGV[1])
+local most = ARGV[2]
+if not mine or most and most ~= '' and tonumber(token) > tonumber(most) then return 0 end
 drop(mine)
-if ARGV[4] == 'wake' then wake() end
+if not most then wake() end
 return 1

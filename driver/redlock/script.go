@@ -96,7 +96,13 @@ func newScripts(run string) *scripts {
 // restarted is how a script says that it is not meant for this run of the server.
 const restarted = "FENCELOCKRUN"
 
-// keys are those of a name: its holders, and its fence.
+// noArgs is for steps without arguments: a call must have one.
+var noArgs = []string{""}
+
+// stored is what a node stores of a lease.
+func stored(t driver.Token, id, holder string) string { return t.String() + " " + id + " " + holder }
+
+// keys are those of a name: its holders, its fence, and its waiters.
 func (d *Driver) keys(n driver.Name) []string {
 	k := kinds[n.Kind]
 	keys := make([]string, 0, 4)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fencelock/fencelock/conformance/servers"
 	"github.com/fencelock/fencelock/driver"
 	"github.com/fencelock/fencelock/internal/hashtag"
 )
@@ -415,7 +416,7 @@ func (b Driver) TestRefusals(t *testing.T) {
 				defer close(loaded)
 				_, _ = s.Do(context.Background(), "DEBUG", "RELOAD")
 			}()
-			awaitRefusal(t, s, "LOADING")
+			AwaitRefusal(t, s, "LOADING")
 			t.Cleanup(func() {
 				if err := s.Kill(); err != nil {
 					t.Error(err)
@@ -432,7 +433,7 @@ func (b Driver) TestRefusals(t *testing.T) {
 				defer close(ended)
 				_, _ = s.Do(context.Background(), "EVAL", "while true do end", "0")
 			}()
-			awaitRefusal(t, s, "BUSY")
+			AwaitRefusal(t, s, "BUSY")
 			t.Cleanup(func() {
 				s.Must(t, "SCRIPT", "KILL")
 				<-ended
@@ -458,10 +459,11 @@ func (b Driver) TestRefusals(t *testing.T) {
 	}
 }
 
-// awaitRefusal waits until the server refuses everything, with the code.
-func awaitRefusal(t *testing.T, s Server, code string) {
+// AwaitRefusal waits until the server refuses everything, with the code.
+func AwaitRefusal(t testing.TB, s servers.Server, code string) {
 	t.Helper()
-	client := s.Client(t)
+	client := newClient(Options{Addr: s.Addr()})
+	defer client.Close()
 	Eventually(t, "a server that says "+code, func() bool {
 		err := client.Get(t.Context(), "k").Err()
 		return err != nil && strings.HasPrefix(err.Error(), code)

@@ -3,7 +3,6 @@ package redisbackend
 import (
 	"context"
 	"errors"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -124,16 +123,7 @@ func (b Driver) TestOpenIsBounded(t *testing.T) {
 // TestLeastRights runs all steps as a user that has the rights which the comment of package goredis lists, and on a
 // Cluster some more.
 func (b Driver) TestLeastRights(t *testing.T, onCluster ...string) {
-	source, err := os.ReadFile("../goredis/goredis.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var rights [][]string // by paragraph
-	for paragraph := range strings.SplitSeq(string(source), "\n//\n") {
-		if strings.Contains(paragraph, "//\t~") || strings.Contains(paragraph, "//\t&") {
-			rights = append(rights, strings.Fields(strings.ReplaceAll(paragraph, "//", "")))
-		}
-	}
+	rights := Rights(t, "../goredis/goredis.go")
 	if len(rights) != 2 || len(rights[0]) < 20 {
 		t.Fatalf("rights in the package comment: got %q", rights)
 	}
@@ -152,7 +142,7 @@ func (b Driver) TestLeastRights(t *testing.T, onCluster ...string) {
 
 func (b Driver) withRights(t *testing.T, nodes []Server, o Options, rights []string) {
 	for _, s := range nodes {
-		s.Must(t, append([]string{"ACL", "SETUSER", "app", "reset", "on", ">pw"}, rights...)...)
+		s.setUser(t, rights)
 	}
 	o.Username, o.Password = "app", "pw"
 	d := b.Connect(t, o)

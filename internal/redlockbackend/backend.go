@@ -68,17 +68,24 @@ func (m Masters) Addrs() (addrs []string) {
 // Driver makes a driver whose nodes are at the addresses, every second one through rueidis, and which closes its clients.
 func Driver(tb testing.TB, addrs []string, o *redlock.Options) *Owning {
 	tb.Helper()
+	return DriverOf(tb, addrs, "", "", o)
+}
+
+// DriverOf is Driver for a user of the servers.
+func DriverOf(tb testing.TB, addrs []string, user, password string, o *redlock.Options) *Owning {
+	tb.Helper()
 	d := new(Owning)
 	var nodes []redlock.Node
 	for i, addr := range addrs {
 		var n redlock.Node
 		var err error
 		if i%2 == 0 {
-			c := goclient.NewClient(&goclient.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1})
+			c := goclient.NewClient(&goclient.Options{Addr: addr, Username: user, Password: password,
+				ContextTimeoutEnabled: true, MaxRetries: -1})
 			d.finish = append(d.finish, func() { c.Close() })
 			n, err = goredis.NewNode(c)
 		} else {
-			c, failed := redisbackend.NewRueidis(redisbackend.Options{Addr: addr})
+			c, failed := redisbackend.NewRueidis(redisbackend.Options{Addr: addr, Username: user, Password: password})
 			if failed != nil {
 				tb.Fatalf("NewClient: got %v, want nil", failed)
 			}
