@@ -87,10 +87,14 @@ func everything(t *testing.T, admin *goredis.Driver, url string, client func() r
 	if failed := d.List(t.Context(), driver.Name{}, func(driver.Holding) bool { return true }); failed != nil {
 		err = errors.Join(err, failed)
 	}
+	p := driver.Owner{Name: permitName("{" + tag + "}y"), ID: newID()} // the steps give back places in a queue only
+	_, failed := d.Acquire(t.Context(), request(p.Name, p.ID, time.Minute))
+	_, failed2 := d.Release(t.Context(), p)
+	err = errors.Join(err, failed, failed2)
 	n := lockName("{" + tag + "}y")
 	h, w := driver.Owner{Name: n, ID: newID()}, driver.Owner{Name: n, ID: newID()}
-	_, failed := d.Lock(t.Context(), request(n, h.ID, time.Minute))
-	_, failed2 := d.Lock(t.Context(), waiting(n, w.ID, time.Minute))
+	_, failed = d.Lock(t.Context(), request(n, h.ID, time.Minute))
+	_, failed2 = d.Lock(t.Context(), waiting(n, w.ID, time.Minute))
 	err = errors.Join(err, failed, failed2)
 	if !all {
 		return err
