@@ -21,17 +21,29 @@ type Backend struct {
 	TTL time.Duration
 
 	start func(ctx context.Context) (*system, error)
-	found bool // clients find the servers by themselves, so nothing can be put in between
+	// Why something cannot be done to it, empty if it can: stop or kill one of its clients, stop or kill a server, cut the
+	// network in between.
+	noProcesses, noServers, noNetwork string
 }
+
+const noServers, noNetwork = "there is no server", "there is no network"
 
 // The backends.
 var (
+	// Memory is that of a process, so all clients of a lane are one process.
+	Memory = &Backend{
+		Name: "memory", TTL: time.Second, start: startMemory,
+		noProcesses: "holder and rival are goroutines of one process", noServers: noServers, noNetwork: noNetwork,
+	}
 	// File is a directory.
-	File = &Backend{Name: "file", TTL: time.Second, start: startFile}
+	File = &Backend{Name: "file", TTL: time.Second, start: startFile, noServers: noServers, noNetwork: noNetwork}
 	// Redis is one server that flushes each write to the disk.
 	Redis = &Backend{Name: "redis", TTL: time.Second, start: startRedis}
 	// RedisSentinel is a primary with two replicas and three sentinels. A failover takes seconds, so does the lease.
-	RedisSentinel = &Backend{Name: "redis-sentinel", TTL: 5 * time.Second, start: startSentinel, found: true}
+	RedisSentinel = &Backend{
+		Name: "redis-sentinel", TTL: 5 * time.Second, start: startSentinel,
+		noNetwork: "its clients find the servers by themselves, so nothing can be put in between",
+	}
 	// Redlock is five independent Redis servers that flush to the disk every second.
 	Redlock = &Backend{Name: "redlock", TTL: time.Second, start: startRedlock}
 	// Etcd is a cluster of three members.
@@ -41,7 +53,9 @@ var (
 )
 
 // Backends are all of them, in the order of tables.
-func Backends() []*Backend { return []*Backend{File, Redis, RedisSentinel, Redlock, Etcd, Postgres} }
+func Backends() []*Backend {
+	return []*Backend{Memory, File, Redis, RedisSentinel, Redlock, Etcd, Postgres}
+}
 
 // system is a backend that runs.
 type system struct {
@@ -53,6 +67,8 @@ type system struct {
 	// leader is the server without which nothing goes on.
 	leader func(ctx context.Context) (servers.Server, error)
 	close  func() error
+	// oneProcess: all clients of a lane must be one process.
+	oneProcess bool
 	// request is a text that each request of a driver has in it, empty if that is the lock's name.
 	request string
 }
@@ -72,6 +88,14 @@ func single(s servers.Server, url func(addr string) string) *system {
 		leader:  func(context.Context) (servers.Server, error) { return s, nil },
 		close:   s.Close,
 	}
+}
+
+func startMemory(context.Context) (*system, error) {
+	return &system{
+		url:        func([]string) string { return "memory:" },
+		close:      func() error { return nil },
+		oneProcess: true,
+	}, nil
 }
 
 func startFile(context.Context) (*system, error) {

@@ -179,16 +179,59 @@ func (r *Result) word() string {
 
 // legend explains the words of the overview.
 const legend = "quiet: nothing happened that a lock should prevent. stale: where no guard compares tokens, a late write was let through. " +
-	"overlap: two believed that they held the lock, so only a guard keeps the order. -: this cannot happen to the backend. " +
+	"overlap: two believed that they held the lock, so only a guard keeps the order. -: this cannot happen to the backend, see below why. " +
 	"A guard let no stale write through, except where it says UNEXPECTED."
+
+// backends are those of the report, in the order of tables.
+func (r *Report) backends() []*Backend {
+	return slices.DeleteFunc(Backends(), func(b *Backend) bool {
+		return !slices.ContainsFunc(r.Results, func(r *Result) bool { return r.Backend == b.Name })
+	})
+}
+
+// notes explain what one scenario has shown: why it may be so where a lock did not prevent something, and why there is
+// nothing of the other backends.
+func (r *Report) notes(group []*Result) (lines []string) {
+	sc := scenario(group[0].Scenario)
+	for _, a := range sc.may {
+		var shown, spared []string
+		for _, result := range group {
+			switch {
+			case !a.of(result.Backend) || result.Valid() == 0:
+			case a.finding == "" || result.With(a.finding) > 0:
+				shown = append(shown, result.Backend)
+			case a.finding == Overlap: // what a table of guarantees warns of
+				spared = append(spared, result.Backend)
+			}
+		}
+		if len(shown) > 0 {
+			lines = append(lines, fmt.Sprintf("%s: %s", strings.TrimSpace(string(a.finding)+" on "+strings.Join(shown, ", ")), a.why))
+		}
+		if len(spared) > 0 {
+			lines = append(lines, fmt.Sprintf("no %s on %s this time: %s", a.finding, strings.Join(spared, ", "), a.why))
+		}
+	}
+	var reasons []string
+	on := map[string][]string{}
+	for _, b := range r.backends() {
+		if why := sc.Not(b); why != "" {
+			if on[why] == nil {
+				reasons = append(reasons, why)
+			}
+			on[why] = append(on[why], b.Name)
+		}
+	}
+	for _, why := range reasons {
+		lines = append(lines, fmt.Sprintf("not on %s: %s", strings.Join(on[why], ", "), why))
+	}
+	return lines
+}
 
 // overview is the matrix at a glance: the backends, and a line for each scenario.
 func (r *Report) overview() (lines [][]string) {
 	backends := []string{"scenario"}
-	for _, b := range Backends() {
-		if slices.ContainsFunc(r.Results, func(r *Result) bool { return r.Backend == b.Name }) {
-			backends = append(backends, b.Name)
-		}
+	for _, b := range r.backends() {
+		backends = append(backends, b.Name)
 	}
 	lines = append(lines, backends)
 	for _, group := range r.byScenario() {
@@ -264,6 +307,9 @@ func (r *Report) WriteText(w io.Writer) error {
 		sc := scenario(group[0].Scenario)
 		fmt.Fprintf(&b, "%s (%s): %s\n", sc.Name, sc.Law, sc.Text)
 		aligned(&b, "  ", table(group))
+		if notes := r.notes(group); len(notes) > 0 {
+			b.WriteString("  " + strings.Join(notes, "\n  ") + "\n\n")
+		}
 	}
 	aligned(&b, "", r.overview())
 	fmt.Fprintln(&b, legend)
@@ -291,6 +337,9 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 		sc := scenario(group[0].Scenario)
 		fmt.Fprintf(&b, "### %s (%s)\n\n%s\n\n", sc.Name, sc.Law, sc.Text)
 		markdown(&b, table(group))
+		if notes := r.notes(group); len(notes) > 0 {
+			b.WriteString("- " + strings.Join(notes, "\n- ") + "\n\n")
+		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -333,6 +382,7 @@ func (r *Report) WriteHTML(w io.Writer) error {
 	type group struct {
 		Scenario *Scenario
 		Rows     []row
+		Notes    []string
 	}
 	page := struct {
 		*Report
@@ -343,7 +393,7 @@ func (r *Report) WriteHTML(w io.Writer) error {
 		Differs  []string
 	}{Report: r, Overview: r.overview(), Legend: legend, Differs: r.Unexpected()}
 	for _, results := range r.byScenario() {
-		g := group{Scenario: scenario(results[0].Scenario)}
+		g := group{Scenario: scenario(results[0].Scenario), Notes: r.notes(results)}
 		lines := table(results)
 		page.Columns = lines[0]
 		for i, result := range results {
@@ -404,6 +454,7 @@ stopped; dots are writes, red ones were stale and let through where no guard com
 <tr>{{range $columns}}<th>{{.}}</th>{{end}}</tr>
 {{range .Rows}}<tr><td class="{{.Class}}">{{.Result.Backend}}</td>{{range .Cells}}<td>{{.}}</td>{{end}}</tr>
 {{end}}</table></div>
+{{if .Notes}}<ul class="dim">{{range .Notes}}<li>{{.}}</li>{{end}}</ul>{{end}}
 {{range .Rows}}<details><summary>{{.Result.Backend}}: timelines, seed {{.Result.Seed}}</summary>
 {{range .Lanes}}{{.}}{{end}}</details>
 {{end}}</section>

@@ -36,7 +36,7 @@ Examples:
 		backends := fs.String("backend", "", "`names`: of backends, with commas between; default all")
 		scenarios := fs.String("scenario", "", "`names`: of scenarios, with commas between; default all")
 		lanes := fs.Int("runs", 20, "`n`: pairs of holder and rival for each scenario and backend, side by side")
-		quick := fs.Bool("quick", false, "3 pairs each, and four scenarios unless --scenario says others")
+		quick := fs.Bool("quick", false, "3 pairs each, and five scenarios unless --scenario says others")
 		parallel := fs.Int("parallel", 2, "`n`: scenarios at a time")
 		seed := fs.Uint64("seed", 0, "`n`: of the moments at which the faults come; 0 is a random one")
 		asHTML := fs.String("html", "", "`file`: to write a page with the matrix and timelines to")
@@ -54,7 +54,7 @@ Examples:
 			plan.Lanes, plan.Seed = *lanes, *seed
 			if *quick {
 				plan.Lanes = 3
-				plan.Scenarios = []*lab.Scenario{lab.HolderPaused, lab.HolderKilled, lab.HolderCutOff, lab.ServerPaused}
+				plan.Scenarios = []*lab.Scenario{lab.HolderPaused, lab.HolderHangs, lab.HolderKilled, lab.HolderCutOff, lab.ServerPaused}
 			}
 			if *lanes < 1 || *parallel < 1 {
 				return usageError("compare: --runs and --parallel must be at least 1")
@@ -68,6 +68,9 @@ Examples:
 				if err != nil {
 					return err
 				}
+			}
+			if !slices.ContainsFunc(plan.Scenarios, func(s *lab.Scenario) bool { return slices.ContainsFunc(plan.Backends, s.Fits) }) {
+				return usageError("compare: none of these scenarios can happen to these backends; fencelock compare --list says why")
 			}
 			plan.Progress = func(done, all int, r *lab.Result) {
 				verdict := "as expected"
@@ -130,13 +133,15 @@ func listOf() string {
 	}
 	b.WriteString("scenarios:\n")
 	for _, s := range lab.Scenarios() {
-		var on []string
+		var on, not []string
 		for _, backend := range lab.Backends() {
-			if s.Fits(backend) {
+			if why := s.Not(backend); why == "" {
 				on = append(on, backend.Name)
+			} else {
+				not = append(not, fmt.Sprintf("      not on %s: %s\n", backend.Name, why))
 			}
 		}
-		fmt.Fprintf(&b, "  %s (%s; on %s)\n      %s\n", s.Name, s.Law, strings.Join(on, ", "), s.Text)
+		fmt.Fprintf(&b, "  %s (%s; on %s)\n      %s\n%s", s.Name, s.Law, strings.Join(on, ", "), s.Text, strings.Join(not, ""))
 	}
 	return b.String()
 }
