@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/servers"
 )
 
-// A Backend is what a scenario runs on: local processes that it starts itself. The test binary must import the driver.
+// A Backend is what a scenario runs on: servers that it starts itself, as local processes unless asked for [Backend.InContainers]. The test binary must import the driver.
 type Backend struct {
 	// Name is that of the backend in tables.
 	Name string
@@ -24,6 +24,8 @@ type Backend struct {
 	// Why something cannot be done to it, empty if it can: stop or kill one of its clients, stop or kill a server, cut the
 	// network in between.
 	noProcesses, noServers, noNetwork string
+	// contained is the backend that this one is in containers.
+	contained *Backend
 }
 
 const noServers, noNetwork = "there is no server", "there is no network"
@@ -109,28 +111,33 @@ func startFile(context.Context) (*system, error) {
 	}, nil
 }
 
-func startRedis(ctx context.Context) (*system, error) {
-	s, err := servers.StartRedis(ctx, &servers.RedisOptions{AppendFsync: "always", Clock: true})
+// startOfRedis starts a server with that policy of flushing.
+type startOfRedis func(ctx context.Context, fsync string) (servers.Server, error)
+
+func redisProcess(ctx context.Context, fsync string) (servers.Server, error) {
+	return servers.StartRedis(ctx, &servers.RedisOptions{AppendFsync: fsync, Clock: true})
+}
+
+func startRedis(ctx context.Context) (*system, error) { return oneRedis(ctx, redisProcess) }
+
+func startRedlock(ctx context.Context) (*system, error) { return fiveRedis(ctx, redisProcess) }
+
+func oneRedis(ctx context.Context, start startOfRedis) (*system, error) {
+	s, err := start(ctx, "always")
 	if err != nil {
 		return nil, err
 	}
 	return single(s, func(addr string) string { return "redis://" + addr }), nil
 }
 
-func startRedlock(ctx context.Context) (*system, error) {
+func fiveRedis(ctx context.Context, start startOfRedis) (*system, error) {
 	s := &system{
 		url: func(addrs []string) string { return "redlock://" + strings.Join(addrs, ",") },
 	}
 	s.leader = func(context.Context) (servers.Server, error) { return s.servers[0], nil } // one is as good as another
-	s.close = func() error {
-		var err error
-		for _, node := range s.servers {
-			err = errors.Join(err, node.Close())
-		}
-		return err
-	}
+	s.close = func() error { return closeAll(s.servers) }
 	for range 5 {
-		node, err := servers.StartRedis(ctx, &servers.RedisOptions{AppendFsync: "everysec", Clock: true})
+		node, err := start(ctx, "everysec")
 		if err != nil {
 			return nil, errors.Join(err, s.close())
 		}
@@ -138,6 +145,8 @@ func startRedlock(ctx context.Context) (*system, error) {
 	}
 	return s, nil
 }
+
+func etcdURL(addrs []string) string { return "etcd://" + strings.Join(addrs, ",") }
 
 func startEtcd(ctx context.Context) (*system, error) {
 	c, err := servers.StartEtcdCluster(ctx, 3, nil)
@@ -150,12 +159,12 @@ func startEtcd(ctx context.Context) (*system, error) {
 	}
 	return &system{
 		servers: members,
-		url:     func(addrs []string) string { return "etcd://" + strings.Join(addrs, ",") },
+		url:     etcdURL,
 		leader: func(ctx context.Context) (servers.Server, error) {
 			if m := c.Leader(ctx); m != nil {
 				return m, nil
 			}
-			return nil, errors.New("lab: etcd has no leader")
+			return nil, errNoLeader
 		},
 		close: c.Close,
 	}, nil
@@ -175,6 +184,9 @@ func startSentinel(ctx context.Context) (*system, error) {
 	}, nil
 }
 
+// postgresRequest is in each request, since the name is binary there.
+const postgresRequest = `"fencelock".`
+
 func startPostgres(ctx context.Context) (*system, error) {
 	connections := []string{"-c", "max_connections=400"} // a pool for each process of each lane
 	primary, err := servers.StartPostgres(ctx, &servers.PostgresOptions{Args: connections})
@@ -192,7 +204,7 @@ func startPostgres(ctx context.Context) (*system, error) {
 		},
 		leader:  func(context.Context) (servers.Server, error) { return primary, nil },
 		close:   func() error { return errors.Join(standby.Close(), primary.Close()) },
-		request: `"fencelock".`, // the name is binary
+		request: postgresRequest,
 	}, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"html"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -76,5 +77,34 @@ func TestExplained(t *testing.T) {
 				t.Errorf("%s: %s is allowed without a reason", sc.Name, a.finding)
 			}
 		}
+	}
+}
+
+// TestInContainers: each backend is in containers or says why not, and so does each scenario of those that are.
+func TestInContainers(t *testing.T) {
+	t.Parallel()
+	r := &Report{}
+	for _, b := range Backends() {
+		in, why := b.InContainers(nil)
+		if (in == nil) == (why == "") || in != nil && in.Name != b.Name {
+			t.Errorf("%s in containers: got %v and reason %q, want one of them", b.Name, in, why)
+		}
+		if in == nil {
+			continue
+		}
+		r.planned = append(r.planned, in)
+		for _, sc := range Scenarios() {
+			if sc.Fits(in) && !sc.Fits(b) {
+				t.Errorf("%s on %s: fits in containers only", sc.Name, b.Name)
+			}
+		}
+	}
+	if len(r.planned) != 4 || ClockAhead.Fits(r.planned[0]) || !Flushed.Fits(r.planned[0]) {
+		t.Errorf("in containers: got %d backends, flushall on the first %v and its clock %v, want 4, true and false",
+			len(r.planned), Flushed.Fits(r.planned[0]), ClockAhead.Fits(r.planned[0]))
+	}
+	notes := r.notes([]*Result{{Backend: Redis.Name, Scenario: ClockAhead.Name, Lanes: []*Lane{{}}}})
+	if want := "not on redis, redlock: " + noLibrary; !slices.Contains(notes, want) {
+		t.Errorf("notes of a report on containers: got %q, want %q in it", notes, want)
 	}
 }

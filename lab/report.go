@@ -20,6 +20,8 @@ type Report struct {
 	Took    time.Duration
 	Machine string
 	Results []*Result
+
+	planned []*Backend
 }
 
 // A Plan says which runs to make.
@@ -33,8 +35,11 @@ type Plan struct {
 	Progress func(done, all int, r *Result)
 }
 
+// tries is how often a run is made at most. One in which every lane is void says nothing, so it is made again.
+const tries = 3
+
 // Do makes the runs: each scenario on each backend that it fits. A run that could not be made is an error, beside the
-// report of the others.
+// report of the others; one in which no lane counts is made again, twice at most.
 func (p *Plan) Do(ctx context.Context) (*Report, error) {
 	type cell struct {
 		b  *Backend
@@ -48,7 +53,10 @@ func (p *Plan) Do(ctx context.Context) (*Report, error) {
 			}
 		}
 	}
-	r := &Report{Began: time.Now(), Machine: fmt.Sprintf("%s/%s, %d CPUs", runtime.GOOS, runtime.GOARCH, runtime.NumCPU())}
+	r := &Report{Began: time.Now(), Machine: fmt.Sprintf("%s/%s, %d CPUs", runtime.GOOS, runtime.GOARCH, runtime.NumCPU()), planned: p.Backends}
+	if slices.ContainsFunc(p.Backends, func(b *Backend) bool { return b.contained != nil }) {
+		r.Machine += ", servers in containers"
+	}
 	results := make([]*Result, len(cells))
 	errs := make([]error, len(cells))
 	var told sync.Mutex
@@ -60,6 +68,9 @@ func (p *Plan) Do(ctx context.Context) (*Report, error) {
 			for i := range next {
 				c := cells[i]
 				result, err := Run(ctx, c.b, c.sc, &p.Options)
+				for try := 1; try < tries && err == nil && result.Valid() == 0; try++ {
+					result, err = Run(ctx, c.b, c.sc, &p.Options)
+				}
 				if err != nil {
 					errs[i] = fmt.Errorf("%s on %s: %w", c.sc.Name, c.b.Name, err)
 				}
@@ -182,8 +193,11 @@ const legend = "quiet: nothing happened that a lock should prevent. stale: where
 	"overlap: two believed that they held the lock, so only a guard keeps the order. -: this cannot happen to the backend, see below why. " +
 	"A guard let no stale write through, except where it says UNEXPECTED."
 
-// backends are those of the report, in the order of tables.
+// backends are those of the plan; of a report that was read from a file, those that have a result.
 func (r *Report) backends() []*Backend {
+	if r.planned != nil {
+		return r.planned
+	}
 	return slices.DeleteFunc(Backends(), func(b *Backend) bool {
 		return !slices.ContainsFunc(r.Results, func(r *Result) bool { return r.Backend == b.Name })
 	})

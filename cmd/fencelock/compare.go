@@ -23,6 +23,10 @@ before the end of the lease was a loss told? How long until the next one had the
 docs/behaviour.md.
 
 It needs the servers' programs: redis-server, etcd or Go to build it, and PostgreSQL. Linux only.
+With --containers it needs a container engine instead and the command docker, which runs the servers
+of redis, redlock, etcd and postgres; to stop one is docker pause there. FENCELOCK_REDIS_IMAGE, FENCELOCK_ETCD_IMAGE and
+FENCELOCK_POSTGRES_IMAGE name other images than the official ones, as conformance/containers/images.sh
+in the source prints them.
 
 The exit code is 0 if everything was as expected of the backend, else 197.
 
@@ -42,13 +46,11 @@ Examples:
 		asHTML := fs.String("html", "", "`file`: to write a page with the matrix and timelines to")
 		asJSON := fs.String("json", "", "`file`: to write all results to")
 		docs := fs.String("docs", "", "`directory`: to write behaviour.md and some of the timelines to")
+		containers := fs.Bool("containers", false, "run the servers in containers")
 		list := fs.Bool("list", false, "print the scenarios and backends, and run nothing")
 		return func(ctx context.Context, c *cli, args []string) error {
 			if len(args) > 0 {
 				return usageError("compare takes no arguments")
-			}
-			if *list {
-				return c.print(listOf())
 			}
 			plan := &lab.Plan{Parallel: *parallel}
 			plan.Lanes, plan.Seed = *lanes, *seed
@@ -62,6 +64,12 @@ Examples:
 			var err error
 			if plan.Backends, err = pick("backend", *backends, lab.Backends(), func(b *lab.Backend) string { return b.Name }); err != nil {
 				return err
+			}
+			if *containers {
+				plan.Backends = c.inContainers(plan.Backends)
+			}
+			if *list {
+				return c.print(listOf(plan.Backends))
 			}
 			if *scenarios != "" || !*quick {
 				plan.Scenarios, err = pick("scenario", *scenarios, lab.Scenarios(), func(s *lab.Scenario) string { return s.Name })
@@ -110,6 +118,21 @@ Examples:
 	},
 }
 
+// inContainers answers the backends that there are in containers, and says why of the others.
+func (c *cli) inContainers(backends []*lab.Backend) (in []*lab.Backend) {
+	images := &lab.Images{
+		Redis: os.Getenv("FENCELOCK_REDIS_IMAGE"), Etcd: os.Getenv("FENCELOCK_ETCD_IMAGE"), Postgres: os.Getenv("FENCELOCK_POSTGRES_IMAGE"),
+	}
+	for _, b := range backends {
+		if contained, why := b.InContainers(images); why == "" {
+			in = append(in, contained)
+		} else {
+			c.console.say("not in containers: %s: %s", b.Name, why)
+		}
+	}
+	return in
+}
+
 // pick answers those of all that are named, in their order; no names are all.
 func pick[T any](what, names string, all []T, nameOf func(T) string) ([]T, error) {
 	if names == "" {
@@ -125,16 +148,16 @@ func pick[T any](what, names string, all []T, nameOf func(T) string) ([]T, error
 	return picked, nil
 }
 
-func listOf() string {
+func listOf(backends []*lab.Backend) string {
 	var b strings.Builder
 	b.WriteString("backends:\n")
-	for _, backend := range lab.Backends() {
+	for _, backend := range backends {
 		fmt.Fprintf(&b, "  %s\n", backend.Name)
 	}
 	b.WriteString("scenarios:\n")
 	for _, s := range lab.Scenarios() {
 		var on, not []string
-		for _, backend := range lab.Backends() {
+		for _, backend := range backends {
 			if why := s.Not(backend); why == "" {
 				on = append(on, backend.Name)
 			} else {
