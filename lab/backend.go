@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/servers"
 )
 
-// A Backend is what a scenario runs on: local processes that it starts itself. The test binary must import the driver.
+// A Backend is what a scenario runs on: servers that it starts itself, as local processes unless asked for [Backend.InContainers]. The test binary must import the driver.
 type Backend struct {
 	// Name is that of the backend in tables.
 	Name string
@@ -21,17 +21,31 @@ type Backend struct {
 	TTL time.Duration
 
 	start func(ctx context.Context) (*system, error)
-	found bool // clients find the servers by themselves, so nothing can be put in between
+	// Why something cannot be done to it, empty if it can: stop or kill one of its clients, stop or kill a server, cut the
+	// network in between.
+	noProcesses, noServers, noNetwork string
+	// contained is the backend that this one is in containers.
+	contained *Backend
 }
+
+const noServers, noNetwork = "there is no server", "there is no network"
 
 // The backends.
 var (
+	// Memory is that of a process, so all clients of a lane are one process.
+	Memory = &Backend{
+		Name: "memory", TTL: time.Second, start: startMemory,
+		noProcesses: "holder and rival are goroutines of one process", noServers: noServers, noNetwork: noNetwork,
+	}
 	// File is a directory.
-	File = &Backend{Name: "file", TTL: time.Second, start: startFile}
+	File = &Backend{Name: "file", TTL: time.Second, start: startFile, noServers: noServers, noNetwork: noNetwork}
 	// Redis is one server that flushes each write to the disk.
 	Redis = &Backend{Name: "redis", TTL: time.Second, start: startRedis}
 	// RedisSentinel is a primary with two replicas and three sentinels. A failover takes seconds, so does the lease.
-	RedisSentinel = &Backend{Name: "redis-sentinel", TTL: 5 * time.Second, start: startSentinel, found: true}
+	RedisSentinel = &Backend{
+		Name: "redis-sentinel", TTL: 5 * time.Second, start: startSentinel,
+		noNetwork: "its clients find the servers by themselves, so nothing can be put in between",
+	}
 	// Redlock is five independent Redis servers that flush to the disk every second.
 	Redlock = &Backend{Name: "redlock", TTL: time.Second, start: startRedlock}
 	// Etcd is a cluster of three members.
@@ -41,7 +55,9 @@ var (
 )
 
 // Backends are all of them, in the order of tables.
-func Backends() []*Backend { return []*Backend{File, Redis, RedisSentinel, Redlock, Etcd, Postgres} }
+func Backends() []*Backend {
+	return []*Backend{Memory, File, Redis, RedisSentinel, Redlock, Etcd, Postgres}
+}
 
 // system is a backend that runs.
 type system struct {
@@ -53,6 +69,8 @@ type system struct {
 	// leader is the server without which nothing goes on.
 	leader func(ctx context.Context) (servers.Server, error)
 	close  func() error
+	// oneProcess: all clients of a lane must be one process.
+	oneProcess bool
 	// request is a text that each request of a driver has in it, empty if that is the lock's name.
 	request string
 }
@@ -74,6 +92,14 @@ func single(s servers.Server, url func(addr string) string) *system {
 	}
 }
 
+func startMemory(context.Context) (*system, error) {
+	return &system{
+		url:        func([]string) string { return "memory:" },
+		close:      func() error { return nil },
+		oneProcess: true,
+	}, nil
+}
+
 func startFile(context.Context) (*system, error) {
 	dir, err := os.MkdirTemp("", "fencelock-lab")
 	if err != nil {
@@ -85,28 +111,33 @@ func startFile(context.Context) (*system, error) {
 	}, nil
 }
 
-func startRedis(ctx context.Context) (*system, error) {
-	s, err := servers.StartRedis(ctx, &servers.RedisOptions{AppendFsync: "always", Clock: true})
+// startOfRedis starts a server with that policy of flushing.
+type startOfRedis func(ctx context.Context, fsync string) (servers.Server, error)
+
+func redisProcess(ctx context.Context, fsync string) (servers.Server, error) {
+	return servers.StartRedis(ctx, &servers.RedisOptions{AppendFsync: fsync, Clock: true})
+}
+
+func startRedis(ctx context.Context) (*system, error) { return oneRedis(ctx, redisProcess) }
+
+func startRedlock(ctx context.Context) (*system, error) { return fiveRedis(ctx, redisProcess) }
+
+func oneRedis(ctx context.Context, start startOfRedis) (*system, error) {
+	s, err := start(ctx, "always")
 	if err != nil {
 		return nil, err
 	}
 	return single(s, func(addr string) string { return "redis://" + addr }), nil
 }
 
-func startRedlock(ctx context.Context) (*system, error) {
+func fiveRedis(ctx context.Context, start startOfRedis) (*system, error) {
 	s := &system{
 		url: func(addrs []string) string { return "redlock://" + strings.Join(addrs, ",") },
 	}
 	s.leader = func(context.Context) (servers.Server, error) { return s.servers[0], nil } // one is as good as another
-	s.close = func() error {
-		var err error
-		for _, node := range s.servers {
-			err = errors.Join(err, node.Close())
-		}
-		return err
-	}
+	s.close = func() error { return closeAll(s.servers) }
 	for range 5 {
-		node, err := servers.StartRedis(ctx, &servers.RedisOptions{AppendFsync: "everysec", Clock: true})
+		node, err := start(ctx, "everysec")
 		if err != nil {
 			return nil, errors.Join(err, s.close())
 		}
@@ -114,6 +145,8 @@ func startRedlock(ctx context.Context) (*system, error) {
 	}
 	return s, nil
 }
+
+func etcdURL(addrs []string) string { return "etcd://" + strings.Join(addrs, ",") }
 
 func startEtcd(ctx context.Context) (*system, error) {
 	c, err := servers.StartEtcdCluster(ctx, 3, nil)
@@ -126,12 +159,12 @@ func startEtcd(ctx context.Context) (*system, error) {
 	}
 	return &system{
 		servers: members,
-		url:     func(addrs []string) string { return "etcd://" + strings.Join(addrs, ",") },
+		url:     etcdURL,
 		leader: func(ctx context.Context) (servers.Server, error) {
 			if m := c.Leader(ctx); m != nil {
 				return m, nil
 			}
-			return nil, errors.New("lab: etcd has no leader")
+			return nil, errNoLeader
 		},
 		close: c.Close,
 	}, nil
@@ -151,6 +184,9 @@ func startSentinel(ctx context.Context) (*system, error) {
 	}, nil
 }
 
+// postgresRequest is in each request, since the name is binary there.
+const postgresRequest = `"fencelock".`
+
 func startPostgres(ctx context.Context) (*system, error) {
 	connections := []string{"-c", "max_connections=400"} // a pool for each process of each lane
 	primary, err := servers.StartPostgres(ctx, &servers.PostgresOptions{Args: connections})
@@ -168,7 +204,7 @@ func startPostgres(ctx context.Context) (*system, error) {
 		},
 		leader:  func(context.Context) (servers.Server, error) { return primary, nil },
 		close:   func() error { return errors.Join(standby.Close(), primary.Close()) },
-		request: `"fencelock".`, // the name is binary
+		request: postgresRequest,
 	}, nil
 }
 

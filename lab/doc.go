@@ -14,7 +14,7 @@
 //		}
 //	}
 //
-// A run has lanes. In each a holder and a rival, both processes of their own, want one lock; each writes while it
+// A run has lanes. In each a holder and a rival, both processes of their own, want one lock (on [Memory] goroutines of one process); each writes while it
 // believes in its lease, to a resource that compares fencing tokens and to one that does not, and to yours. What they
 // do is recorded on one clock and judged afterwards, by package history. A lane in which the fault met nothing, or in
 // which too little happened around it, is void: it counts neither for nor against the backend.

@@ -40,7 +40,7 @@ Written by `+"`make docs`"+`, which runs `+"`fencelock compare`"+`: the same fau
 go run ./cmd/fencelock compare --html report.html
 `+"```"+`
 
-In each lane a holder and a rival, both processes of their own, want one lock, and write while they believe that they hold it: to a resource
+In each lane a holder and a rival, both processes of their own (on memory goroutines of one), want one lock, and write while they believe that they hold it: to a resource
 that compares fencing tokens, and to one that does not. All is recorded on one clock and judged afterwards. This run: %s, on %s, %v.
 How to use the same scenarios in tests of your own code: package [lab](https://pkg.go.dev/github.com/fencelock/fencelock/lab).
 

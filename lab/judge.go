@@ -41,7 +41,7 @@ type Lane struct {
 // lossTolerance is how late a loss may be told where timers are in time: the processes share the machine.
 const lossTolerance = 250 * time.Millisecond
 
-func judge(l *lane, h history.History, d *doubles, fault string, tolerance time.Duration) *Lane {
+func judge(l *lane, h history.History, d *doubles, sc *Scenario, tolerance time.Duration) *Lane {
 	out := &Lane{Name: l.name, History: h, Findings: map[Finding]int{}}
 	var locks history.History // without the writes, which are judged here
 	for _, e := range h {
@@ -64,8 +64,11 @@ func judge(l *lane, h history.History, d *doubles, fault string, tolerance time.
 			out.count(StaleCode, 1)
 		}
 	}
+	if sc.keeps {
+		out.count(EarlyLoss, l.earlyLosses(h))
+	}
 	out.Told, out.Lead = lead(h)
-	out.Next = next(h, l.name+" rival", fault)
+	out.Next = next(h, l.process(rival), sc.Name)
 	switch {
 	case l.err != nil:
 		out.Void = strings.TrimPrefix(l.err.Error(), "lab: ")
@@ -77,6 +80,21 @@ func judge(l *lane, h history.History, d *doubles, fault string, tolerance time.
 		out.Void = "the rival did not get the lock after the fault"
 	}
 	return out
+}
+
+// earlyLosses are the losses but for the one that is due to the cut.
+func (l *lane) earlyLosses(h history.History) (n int) {
+	due := l.cutAt > 0 && len(l.lines[0].proxies) > 0
+	for _, e := range h {
+		switch {
+		case e.Type != history.LossTold:
+		case due && e.Process == l.process(holder) && e.T > l.cutAt:
+			due = false
+		default:
+			n++
+		}
+	}
+	return n
 }
 
 func (l *Lane) count(f Finding, n int) {
@@ -118,7 +136,7 @@ func (r *Result) compare(sc *Scenario) {
 		}
 		for _, f := range sortedFindings(l.Findings) {
 			shown = shown || f == sc.shows
-			if !slices.Contains(sc.may, f) {
+			if !sc.allows(f, r.Backend) {
 				r.Unexpected = append(r.Unexpected, fmt.Sprintf("%s: %s (%d)\n%s", l.Name, f, l.Findings[f], l.Report))
 			}
 		}

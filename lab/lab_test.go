@@ -16,6 +16,7 @@ import (
 	_ "github.com/fencelock/fencelock/driver/etcd"
 	_ "github.com/fencelock/fencelock/driver/file"
 	_ "github.com/fencelock/fencelock/driver/goredis"
+	_ "github.com/fencelock/fencelock/driver/memory"
 	_ "github.com/fencelock/fencelock/driver/postgres"
 	_ "github.com/fencelock/fencelock/driver/redlock"
 	"github.com/fencelock/fencelock/guard"
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 			if err != nil {
 				return nil, err
 			}
-			b.Driver = inner
+			b.Driver, b.began = inner, time.Now()
 			return &b, nil
 		})
 	}
@@ -72,12 +73,13 @@ func run(t *testing.T, b *Backend, sc *Scenario, o Options) *Result {
 func TestScenarios(t *testing.T) {
 	t.Parallel()
 	cells := map[*Backend][]*Scenario{
-		File:          {HolderPaused, HolderKilled},
-		Redis:         {HolderPaused, Flushed, GrantLost},
+		Memory:        {HolderHangs, HolderClockBack},
+		File:          {HolderPaused, HolderHangs, HolderKilled, HolderClockAhead},
+		Redis:         {HolderPaused, HolderClockBack, Flushed, GrantLost},
 		RedisSentinel: {ReplicaPromoted},
-		Redlock:       {HolderPaused, NodeEmptied, TwoPaused},
-		Etcd:          {HolderPaused, RequestsLost},
-		Postgres:      {HolderPaused, StandbyPromoted},
+		Redlock:       {HolderPaused, HolderClockAhead, NodeEmptied, TwoPaused},
+		Etcd:          {HolderPaused, HolderClockAhead, RequestsLost},
+		Postgres:      {HolderPaused, HolderClockBack, StandbyPromoted},
 	}
 	for b, scenarios := range cells {
 		for _, sc := range scenarios {
@@ -136,20 +138,32 @@ func guardInFile(resource string, t fencelock.Token) error {
 
 // brokenDrivers do one thing wrong each, as a fault of a driver would.
 var brokenDrivers = []broken{
-	{scheme: "broken-ttl", ttl: 0.5, shows: Overlap},
-	{scheme: "broken-token", ttl: 1, token: 41, shows: Disorder},
+	{scheme: "broken-ttl", ttl: 0.5, in: HolderPaused, shows: Overlap},
+	{scheme: "broken-token", ttl: 1, token: 41, in: HolderPaused, shows: Disorder},
+	{scheme: "broken-clock-ahead", ttl: 1, wall: time.Hour, in: HolderClockAhead, shows: EarlyLoss},
+	{scheme: "broken-clock-back", ttl: 1, wall: -time.Hour, in: HolderClockBack, shows: EarlyLoss},
 }
 
-// broken tells another TTL or token than the server has granted.
+// broken tells another TTL or token than the server has granted, or that a lease is gone.
 type broken struct {
 	driver.Driver
 	scheme string
 	ttl    float64 // what part of the TTL the server is asked for
 	token  driver.Token
+	wall   time.Duration // a step of the client's wall clock that ends leases
+	began  time.Time
+	in     *Scenario
 	shows  Finding
 }
 
 func (b *broken) part(ttl time.Duration) time.Duration { return time.Duration(float64(ttl) * b.ttl) }
+
+// stepped says whether the wall clock has been stepped by as much as ends leases.
+func (b *broken) stepped() bool {
+	now := time.Now()
+	step := now.Round(0).Sub(b.began.Round(0)) - now.Sub(b.began)
+	return b.wall > 0 && step > b.wall || b.wall < 0 && step < b.wall
+}
 
 func (b *broken) Lock(ctx context.Context, r driver.Request) (driver.Answer, error) {
 	asked := r.TTL
@@ -174,6 +188,9 @@ func (b *broken) Extend(ctx context.Context, leases []driver.Extension) []driver
 	for i := range results {
 		if results[i].State == driver.Granted {
 			results[i].TTL = leases[i].TTL
+			if b.stepped() {
+				results[i].State = driver.Gone
+			}
 		}
 	}
 	return results
@@ -194,7 +211,7 @@ func TestBroken(t *testing.T) {
 				s.url = func(addrs []string) string { return b.scheme + "://x?of=" + url.QueryEscape(inner(addrs)) }
 				return s, nil
 			}}
-			r := run(t, backend, HolderPaused, Options{})
+			r := run(t, backend, b.in, Options{})
 			if r.With(b.shows) == 0 || len(r.Unexpected) == 0 {
 				t.Errorf("%s: got findings %v and %d unexpected, want %s", b.scheme, r.Lanes[0].Findings, len(r.Unexpected), b.shows)
 			}
@@ -207,7 +224,7 @@ func TestBadOptions(t *testing.T) {
 	if _, err := Run(t.Context(), File, HolderPaused, &Options{Lanes: -1}); err == nil || !strings.Contains(err.Error(), "Lanes -1") {
 		t.Errorf("Run with Lanes -1: got %v, want an error that says so", err)
 	}
-	if _, err := Run(t.Context(), File, ServerPaused, nil); !errors.Is(err, errors.ErrUnsupported) {
-		t.Errorf("Run of server-paused on file: got %v, want ErrUnsupported", err)
+	if _, err := Run(t.Context(), File, ServerPaused, nil); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), noServers) {
+		t.Errorf("Run of server-paused on file: got %v, want ErrUnsupported and %s", err, noServers)
 	}
 }

@@ -20,6 +20,8 @@ type Report struct {
 	Took    time.Duration
 	Machine string
 	Results []*Result
+
+	planned []*Backend
 }
 
 // A Plan says which runs to make.
@@ -33,8 +35,11 @@ type Plan struct {
 	Progress func(done, all int, r *Result)
 }
 
+// tries is how often a run is made at most. One in which every lane is void says nothing, so it is made again.
+const tries = 3
+
 // Do makes the runs: each scenario on each backend that it fits. A run that could not be made is an error, beside the
-// report of the others.
+// report of the others; one in which no lane counts is made again, twice at most.
 func (p *Plan) Do(ctx context.Context) (*Report, error) {
 	type cell struct {
 		b  *Backend
@@ -48,7 +53,10 @@ func (p *Plan) Do(ctx context.Context) (*Report, error) {
 			}
 		}
 	}
-	r := &Report{Began: time.Now(), Machine: fmt.Sprintf("%s/%s, %d CPUs", runtime.GOOS, runtime.GOARCH, runtime.NumCPU())}
+	r := &Report{Began: time.Now(), Machine: fmt.Sprintf("%s/%s, %d CPUs", runtime.GOOS, runtime.GOARCH, runtime.NumCPU()), planned: p.Backends}
+	if slices.ContainsFunc(p.Backends, func(b *Backend) bool { return b.contained != nil }) {
+		r.Machine += ", servers in containers"
+	}
 	results := make([]*Result, len(cells))
 	errs := make([]error, len(cells))
 	var told sync.Mutex
@@ -60,6 +68,9 @@ func (p *Plan) Do(ctx context.Context) (*Report, error) {
 			for i := range next {
 				c := cells[i]
 				result, err := Run(ctx, c.b, c.sc, &p.Options)
+				for try := 1; try < tries && err == nil && result.Valid() == 0; try++ {
+					result, err = Run(ctx, c.b, c.sc, &p.Options)
+				}
 				if err != nil {
 					errs[i] = fmt.Errorf("%s on %s: %w", c.sc.Name, c.b.Name, err)
 				}
@@ -179,16 +190,62 @@ func (r *Result) word() string {
 
 // legend explains the words of the overview.
 const legend = "quiet: nothing happened that a lock should prevent. stale: where no guard compares tokens, a late write was let through. " +
-	"overlap: two believed that they held the lock, so only a guard keeps the order. -: this cannot happen to the backend. " +
+	"overlap: two believed that they held the lock, so only a guard keeps the order. -: this cannot happen to the backend, see below why. " +
 	"A guard let no stale write through, except where it says UNEXPECTED."
+
+// backends are those of the plan; of a report that was read from a file, those that have a result.
+func (r *Report) backends() []*Backend {
+	if r.planned != nil {
+		return r.planned
+	}
+	return slices.DeleteFunc(Backends(), func(b *Backend) bool {
+		return !slices.ContainsFunc(r.Results, func(r *Result) bool { return r.Backend == b.Name })
+	})
+}
+
+// notes explain what one scenario has shown: why it may be so where a lock did not prevent something, and why there is
+// nothing of the other backends.
+func (r *Report) notes(group []*Result) (lines []string) {
+	sc := scenario(group[0].Scenario)
+	for _, a := range sc.may {
+		var shown, spared []string
+		for _, result := range group {
+			switch {
+			case !a.of(result.Backend) || result.Valid() == 0:
+			case a.finding == "" || result.With(a.finding) > 0:
+				shown = append(shown, result.Backend)
+			case a.finding == Overlap: // what a table of guarantees warns of
+				spared = append(spared, result.Backend)
+			}
+		}
+		if len(shown) > 0 {
+			lines = append(lines, fmt.Sprintf("%s: %s", strings.TrimSpace(string(a.finding)+" on "+strings.Join(shown, ", ")), a.why))
+		}
+		if len(spared) > 0 {
+			lines = append(lines, fmt.Sprintf("no %s on %s this time: %s", a.finding, strings.Join(spared, ", "), a.why))
+		}
+	}
+	var reasons []string
+	on := map[string][]string{}
+	for _, b := range r.backends() {
+		if why := sc.Not(b); why != "" {
+			if on[why] == nil {
+				reasons = append(reasons, why)
+			}
+			on[why] = append(on[why], b.Name)
+		}
+	}
+	for _, why := range reasons {
+		lines = append(lines, fmt.Sprintf("not on %s: %s", strings.Join(on[why], ", "), why))
+	}
+	return lines
+}
 
 // overview is the matrix at a glance: the backends, and a line for each scenario.
 func (r *Report) overview() (lines [][]string) {
 	backends := []string{"scenario"}
-	for _, b := range Backends() {
-		if slices.ContainsFunc(r.Results, func(r *Result) bool { return r.Backend == b.Name }) {
-			backends = append(backends, b.Name)
-		}
+	for _, b := range r.backends() {
+		backends = append(backends, b.Name)
 	}
 	lines = append(lines, backends)
 	for _, group := range r.byScenario() {
@@ -264,6 +321,9 @@ func (r *Report) WriteText(w io.Writer) error {
 		sc := scenario(group[0].Scenario)
 		fmt.Fprintf(&b, "%s (%s): %s\n", sc.Name, sc.Law, sc.Text)
 		aligned(&b, "  ", table(group))
+		if notes := r.notes(group); len(notes) > 0 {
+			b.WriteString("  " + strings.Join(notes, "\n  ") + "\n\n")
+		}
 	}
 	aligned(&b, "", r.overview())
 	fmt.Fprintln(&b, legend)
@@ -291,6 +351,9 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 		sc := scenario(group[0].Scenario)
 		fmt.Fprintf(&b, "### %s (%s)\n\n%s\n\n", sc.Name, sc.Law, sc.Text)
 		markdown(&b, table(group))
+		if notes := r.notes(group); len(notes) > 0 {
+			b.WriteString("- " + strings.Join(notes, "\n- ") + "\n\n")
+		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -333,6 +396,7 @@ func (r *Report) WriteHTML(w io.Writer) error {
 	type group struct {
 		Scenario *Scenario
 		Rows     []row
+		Notes    []string
 	}
 	page := struct {
 		*Report
@@ -343,7 +407,7 @@ func (r *Report) WriteHTML(w io.Writer) error {
 		Differs  []string
 	}{Report: r, Overview: r.overview(), Legend: legend, Differs: r.Unexpected()}
 	for _, results := range r.byScenario() {
-		g := group{Scenario: scenario(results[0].Scenario)}
+		g := group{Scenario: scenario(results[0].Scenario), Notes: r.notes(results)}
 		lines := table(results)
 		page.Columns = lines[0]
 		for i, result := range results {
@@ -404,6 +468,7 @@ stopped; dots are writes, red ones were stale and let through where no guard com
 <tr>{{range $columns}}<th>{{.}}</th>{{end}}</tr>
 {{range .Rows}}<tr><td class="{{.Class}}">{{.Result.Backend}}</td>{{range .Cells}}<td>{{.}}</td>{{end}}</tr>
 {{end}}</table></div>
+{{if .Notes}}<ul class="dim">{{range .Notes}}<li>{{.}}</li>{{end}}</ul>{{end}}
 {{range .Rows}}<details><summary>{{.Result.Backend}}: timelines, seed {{.Result.Seed}}</summary>
 {{range .Lanes}}{{.}}{{end}}</details>
 {{end}}</section>

@@ -41,14 +41,21 @@ type stage struct {
 // lane is a holder and a rival that want one lock.
 type lane struct {
 	name          string
-	holder, rival *worker.Worker
-	lines         [2]*line // of holder and rival
+	holder, rival *worker.Worker // one and the same where clients cannot be processes of their own
+	lines         [2]*line       // of holder and rival
 	writes        []worker.Write
 	rng           *rand.Rand
 	works         sync.WaitGroup
 	stopHolder    context.CancelFunc
+	cutAt         int64 // when it was cut off, by the clock of histories
 	err           error // why it is void
 }
+
+// The roles in a lane.
+const holder, rival = "holder", "rival"
+
+// process is the name in histories of who has a role.
+func (l *lane) process(role string) string { return l.name + " " + role }
 
 // Run makes one run of a scenario on a backend of its own, and judges it. It takes some five TTLs and the time that the
 // servers need to start. The error says that the run could not be made; what went wrong in a lane is in the result.
@@ -66,8 +73,8 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	for o.Seed == 0 {
 		o.Seed = rand.Uint64()
 	}
-	if !sc.Fits(b) {
-		return nil, fmt.Errorf("lab: %s on %s: %w", sc.Name, b.Name, errors.ErrUnsupported)
+	if why := sc.Not(b); why != "" {
+		return nil, fmt.Errorf("lab: %s on %s: %w: %s", sc.Name, b.Name, errors.ErrUnsupported, why)
 	}
 	sys, err := b.start(ctx)
 	if err != nil {
@@ -81,6 +88,9 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	defer func() { err = errors.Join(err, doubles.close()) }()
 
 	s := &stage{system: sys, scenario: sc, ttl: b.TTL, rec: history.NewRecorder("lab", nil)}
+	if sc.keeps { // what is lost on a busy machine would look as if it was lost by the fault
+		s.ttl = max(s.ttl, 3*time.Second)
+	}
 	for i := range o.Lanes {
 		s.lanes = append(s.lanes, &lane{name: fmt.Sprintf("lane-%d", i+1), rng: rand.New(rand.NewPCG(o.Seed, uint64(i)))})
 	}
@@ -101,7 +111,7 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	if sc.before != nil {
 		s.void(sc.before(ctx, s))
 	}
-	_ = s.each(func(l *lane) error { return l.begin(ctx, s) })
+	_ = s.each(func(l *lane) error { return l.hold(ctx, s) })
 	s.rec.FaultBegin(sc.Name)
 	s.void(sc.fault(ctx, s))
 	s.rec.FaultEnd(sc.Name)
@@ -115,8 +125,8 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	faults := s.rec.History()
 	for _, l := range s.lanes {
 		l.err = cmp.Or(l.err, l.closeWorkers()) // so that all they did is in the history
-		h := history.Merge(historyOf(l.holder), historyOf(l.rival), faults)
-		r.Lanes = append(r.Lanes, judge(l, h, doubles, sc.Name, lossTolerance+late))
+		h := history.Merge(append(l.histories(), faults)...)
+		r.Lanes = append(r.Lanes, judge(l, h, doubles, sc, lossTolerance+late))
 	}
 	r.compare(sc)
 	return r, ctx.Err()
@@ -166,30 +176,39 @@ func (l *lane) open(ctx context.Context, s *stage) error {
 	for i, w := range []struct {
 		role string
 		to   **worker.Worker
-	}{{"holder", &l.holder}, {"rival", &l.rival}} {
+	}{{holder, &l.holder}, {rival, &l.rival}} {
 		var err error
 		if l.lines[i], err = newLine(s.system); err != nil {
 			return err
 		}
-		if *w.to, err = worker.Start(ctx, worker.Options{URL: s.url(l.lines[i].addrs()), Process: l.name + " " + w.role, Longer: s.scenario.longer}); err != nil {
+		if i > 0 && s.oneProcess {
+			l.rival = l.holder
+			return nil
+		}
+		o := worker.Options{URL: s.url(l.lines[i].addrs()), Process: l.process(w.role), Longer: s.scenario.longer, Clock: s.scenario.clock}
+		if *w.to, err = worker.Start(ctx, o); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// begin lets a lane begin its work: the holder has written and, unless it comes late, the rival waits when it returns.
-func (l *lane) begin(ctx context.Context, s *stage) error {
+// hold lets a lane begin its work: the holder has written and, unless it comes late, the rival waits when it returns.
+func (l *lane) hold(ctx context.Context, s *stage) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: the lane did not begin in time"))
 	defer cancel()
 	holding, stop := context.WithCancel(context.WithoutCancel(ctx))
 	l.stopHolder = stop
-	l.works.Go(func() { _ = l.holder.Work(holding, l.work(s)) }) // what comes of it is in the history
-	if err := l.holder.AwaitEvent(ctx, isType(history.WriteAdmitted)); err != nil || s.scenario.late {
+	work, begun := l.work(s, holder), history.WriteAdmitted
+	if s.scenario.hangs {
+		work.NoRenew, work.Think, begun = true, 2*s.ttl, history.Acquired
+	}
+	l.works.Go(func() { _ = l.holder.Work(holding, work) }) // what comes of it is in the history
+	if err := l.await(ctx, holder, isType(begun)); err != nil || s.scenario.late {
 		return err
 	}
-	l.beginRival(s)
-	if err := l.rival.AwaitEvent(ctx, isType(history.Started)); err != nil {
+	l.begin(s, rival, s.ttl*3/2)
+	if err := l.await(ctx, rival, isType(history.Started)); err != nil {
 		return err
 	}
 	// One that reaches a part of the servers only may get no answer.
@@ -202,23 +221,30 @@ func (l *lane) begin(ctx context.Context, s *stage) error {
 }
 
 // work is what both do.
-func (l *lane) work(s *stage) worker.Work {
-	return worker.Work{Ask: worker.Ask{Name: l.name, TTL: s.ttl}, Think: s.ttl / 20, Writes: l.writes}
+func (l *lane) work(s *stage, role string) worker.Work {
+	return worker.Work{Ask: worker.Ask{Name: l.name, TTL: s.ttl}, As: l.process(role), Think: s.ttl / 20, Writes: l.writes}
 }
 
-// beginRival lets the rival wait for the lock, and work for one and a half TTL once it has it.
-func (l *lane) beginRival(s *stage) {
-	work := l.work(s)
-	work.For = s.ttl * 3 / 2
-	l.works.Go(func() { l.insist(work) })
+func (l *lane) worker(role string) *worker.Worker {
+	if role == holder {
+		return l.holder
+	}
+	return l.rival
 }
 
-// insist does the rival's work, and asks again when it is told that the backend does not answer.
-func (l *lane) insist(work worker.Work) {
+// begin lets one wait for the lock, and work for that long once it has it.
+func (l *lane) begin(s *stage, role string, hold time.Duration) {
+	work := l.work(s, role)
+	work.For = hold
+	l.works.Go(func() { l.insist(l.worker(role), work) })
+}
+
+// insist lets a worker work, and ask again when it is told that the backend does not answer.
+func (l *lane) insist(w *worker.Worker, work worker.Work) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for ctx.Err() == nil {
-		err := l.rival.Work(ctx, work)
+		err := w.Work(ctx, work)
 		if !errors.Is(err, fencelock.ErrUnavailable) && !errors.Is(err, fencelock.ErrUncertain) {
 			return
 		}
@@ -226,13 +252,18 @@ func (l *lane) insist(work worker.Work) {
 	}
 }
 
-// rivalWrites waits until the rival has the lock and has written everywhere.
-func (l *lane) rivalWrites(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: the rival did not get the lock in time"))
+// await waits for an event of who has a role.
+func (l *lane) await(ctx context.Context, role string, match func(history.Event) bool) error {
+	return l.worker(role).AwaitEvent(ctx, func(e history.Event) bool { return e.Process == l.process(role) && match(e) })
+}
+
+// wrote waits until one has the lock and has written everywhere, after that moment.
+func (l *lane) wrote(ctx context.Context, role string, after int64) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("lab: the %s did not write in time", role))
 	defer cancel()
 	last := l.writes[len(l.writes)-1].Resource
-	return l.rival.AwaitEvent(ctx, func(e history.Event) bool {
-		return e.Resource == last && (e.Type == history.WriteAdmitted || e.Type == history.WriteRefused)
+	return l.await(ctx, role, func(e history.Event) bool {
+		return e.Resource == last && e.T > after && (e.Type == history.WriteAdmitted || e.Type == history.WriteRefused)
 	})
 }
 
@@ -276,11 +307,15 @@ func (l *lane) close() error {
 	return err
 }
 
-func historyOf(w *worker.Worker) history.History {
-	if w == nil {
-		return nil
+// histories are what the workers have recorded.
+func (l *lane) histories() (all []history.History) {
+	if l.holder != nil {
+		all = append(all, l.holder.History())
 	}
-	return w.History()
+	if l.rival != nil && l.rival != l.holder {
+		all = append(all, l.rival.History())
+	}
+	return all
 }
 
 const fencedPath = "/fenced/"

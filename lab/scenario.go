@@ -23,13 +23,33 @@ type Scenario struct {
 	// Text says what is done to whom, and when.
 	Text string
 
-	on     func(b *Backend) bool                     // nil: every backend
+	not    func(b *Backend) string                   // why it cannot happen to the backend; nil: it can to every one
 	before func(ctx context.Context, s *stage) error // with the processes there, and nothing begun
 	fault  func(ctx context.Context, s *stage) error
-	late   bool      // the rival begins its work in the fault
-	longer bool      // a server may grant more than was asked for
-	may    []Finding // beside none
-	shows  Finding   // what at least one lane of all must show, if set
+	late   bool        // the rival begins its work in the fault
+	longer bool        // a server may grant more than was asked for
+	hangs  bool        // the holder does not renew, and hangs for two TTLs between its look at the lease and its write
+	keeps  bool        // a lease is lost where a lane cuts its holder off, and nowhere else
+	clock  bool        // the processes have a wall clock that can be set
+	may    []allowance // what may be found, beside nothing
+	shows  Finding     // what at least one lane of all must show, if set
+}
+
+// An allowance is a finding that is to be expected, and why that is no fault of the backend.
+type allowance struct {
+	finding Finding // empty for what no finding says, but is to be explained all the same
+	why     string
+	on      []*Backend // nil: every one
+}
+
+// of says whether it is one for a backend.
+func (a allowance) of(backend string) bool {
+	return a.on == nil || slices.ContainsFunc(a.on, func(b *Backend) bool { return b.Name == backend })
+}
+
+// allows says whether a finding is to be expected of a backend.
+func (s *Scenario) allows(f Finding, backend string) bool {
+	return slices.ContainsFunc(s.may, func(a allowance) bool { return a.finding == f && a.of(backend) })
 }
 
 // A Finding is something that a run has shown of a backend.
@@ -47,157 +67,214 @@ const (
 	StaleCode Finding = "stale write by the code"
 	// Disorder: a token was not greater than one before it, or not unique.
 	Disorder Finding = "tokens out of order"
+	// EarlyLoss: a lease was lost though nothing had happened that may end one.
+	EarlyLoss Finding = "early loss"
 	// LateLoss: a holder that was not stopped was told of its loss late, or believed longer than it might.
 	LateLoss Finding = "late loss"
 )
+
+// lateWrite is what a lock does not prevent.
+var lateWrite = allowance{finding: StaleUnfenced, why: "A write that was decided on just before the lease ended arrived after the next holder's. " +
+	"No lock prevents that, and a guard does."}
 
 // The scenarios.
 var (
 	HolderPaused = &Scenario{
 		Name: "holder-paused", Law: "L2",
-		Text:  "The holder's process is stopped (SIGSTOP) between its look at the lease and its write, until the rival holds and has written.",
-		fault: holderPaused,
-		may:   []Finding{StaleUnfenced}, shows: StaleUnfenced,
+		Text: "The holder's process is stopped (SIGSTOP) between its look at the lease and its write, until the rival holds and has written.",
+		not:  noProcesses, fault: holderPaused,
+		may: []allowance{{finding: StaleUnfenced, why: "Nothing tells a process that was stopped before it goes on with its write. " +
+			"No lock promises to prevent that, and a guard does."}},
+		shows: StaleUnfenced,
+	}
+	HolderHangs = &Scenario{
+		Name: "holder-hangs", Law: "L2",
+		Text:  "The holder does not renew its lease, and its goroutine hangs between its look at it and its write for two TTLs; the process goes on.",
+		hangs: true, fault: holderHangs,
+		may: []allowance{{finding: StaleUnfenced, why: "The loss was told in time, and the goroutine did not look again. " +
+			"No lock promises to prevent that, and a guard does."}},
+		shows: StaleUnfenced,
 	}
 	HolderKilled = &Scenario{
 		Name: "holder-killed", Law: "W3",
-		Text:  "The holder's process is killed (SIGKILL).",
-		fault: holderKilled,
+		Text: "The holder's process is killed (SIGKILL).",
+		not:  noProcesses, fault: holderKilled,
+	}
+	HolderClockAhead = &Scenario{
+		Name: "holder-clock-ahead", Law: "S2",
+		Text: "The wall clock of the holder's process is stepped a day ahead while it holds. A TTL and a half later it is cut off, or releases " +
+			"where nothing can be cut, and asks again; its clock is stepped by one more day while it waits. After it the rival asks again.",
+		clock: true, keeps: true, fault: holderClock(24 * time.Hour),
+		may: []allowance{lateWrite, {on: []*Backend{File, Etcd}, why: "A client's clock makes the tokens. They stay in order, but run ahead of the time by as " +
+			"much as that clock did; the others take them from a server or, as memory does, from a clock that is never set."}},
+	}
+	HolderClockBack = &Scenario{
+		Name: "holder-clock-back", Law: "S2",
+		Text:  "The same, with the clock stepped a day back each time.",
+		clock: true, keeps: true, fault: holderClock(-24 * time.Hour),
+		may: []allowance{lateWrite},
 	}
 	HolderCutOff = &Scenario{
 		Name: "holder-cut-off", Law: "L2",
 		Text: "The network between the holder and the servers drops everything, until the rival holds.",
-		on:   hasLines, fault: holderCut(servers.Both),
-		may: []Finding{StaleUnfenced}, // by a write that was decided on just before the end
+		not:  cannotCut, fault: holderCut(servers.Both),
+		may: []allowance{lateWrite},
 	}
 	RepliesLost = &Scenario{
 		Name: "replies-lost", Law: "L2",
 		Text: "The holder's requests arrive and the replies are dropped, until its lease has ended.",
-		on:   hasLines, fault: repliesLost,
-		may: []Finding{StaleUnfenced},
+		not:  cannotCut, fault: repliesLost,
+		may: []allowance{lateWrite},
 	}
 	RequestsLost = &Scenario{
 		Name: "requests-lost", Law: "L2",
 		Text: "The holder's requests are dropped and what the servers send arrives, until the rival holds.",
-		on:   hasLines, fault: holderCut(servers.ToServer),
-		may: []Finding{StaleUnfenced},
+		not:  cannotCut, fault: holderCut(servers.ToServer),
+		may: []allowance{lateWrite},
 	}
-	ServerPaused = &Scenario{
-		Name: "server-paused", Law: "L2",
-		Text: "The server, of a cluster the leader, is stopped (SIGSTOP) for one and a half TTL.",
-		on:   hasServers, fault: serverPaused,
-		may: []Finding{StaleUnfenced},
-	}
-	ServerRestarted = &Scenario{
-		Name: "server-restarted", Law: "T1",
-		Text: "The server, of a cluster the leader, is killed (SIGKILL) and started again with its data after half a TTL.",
-		on:   hasServers, fault: serverRestarted,
-		may: []Finding{StaleUnfenced},
-	}
-	ServerEmptied = &Scenario{
-		Name: "server-emptied", Law: "T1",
-		Text: "The server is killed and started again at once without its data: it has forgotten who holds.",
-		on:   only(Redis), fault: serverEmptied,
-		may: []Finding{Overlap, StaleUnfenced},
-	}
-	Flushed = &Scenario{
-		Name: "flushall", Law: "T1",
-		Text: "An operator deletes all keys (FLUSHALL).",
-		on:   only(Redis), fault: flushed,
-		may: []Finding{Overlap, StaleUnfenced}, shows: Overlap,
-	}
-	Evicted = &Scenario{
-		Name: "eviction", Law: "L1",
-		Text: "The server runs out of memory with a policy that evicts: what was written last recently goes first, the lock with it.",
-		on:   only(Redis), fault: evicted,
-		may: []Finding{Overlap, StaleUnfenced},
+	AcquireReplyLost = &Scenario{
+		Name: "acquire-reply-lost", Law: "L5",
+		Text: "The lock is free, the rival asks for it, and the reply that grants it is dropped.",
+		not:  cannotCut, late: true, fault: acquireReplyLost,
 	}
 	GrantLost = &Scenario{
 		Name: "grant-lost", Law: "L5",
 		Text: "The holder releases while the network drops what the servers send to the rival, for a quarter of a TTL: the grant does not arrive.",
-		on:   hasLines, fault: grantLost,
-		may: []Finding{StaleUnfenced},
+		not:  cannotCut, fault: grantLost,
+		may: []allowance{lateWrite},
+	}
+	ServerPaused = &Scenario{
+		Name: "server-paused", Law: "L2",
+		Text: "The server, of a cluster the leader, is stopped (SIGSTOP) for one and a half TTL.",
+		not:  serverless, fault: serverPaused,
+		may: []allowance{lateWrite},
+	}
+	ServerRestarted = &Scenario{
+		Name: "server-restarted", Law: "T1",
+		Text: "The server, of a cluster the leader, is killed (SIGKILL) and started again with its data after half a TTL.",
+		not:  serverless, fault: serverRestarted,
+		may: []allowance{lateWrite},
+	}
+	ServerEmptied = &Scenario{
+		Name: "server-emptied", Law: "T1",
+		Text:  "The server is killed and started again at once without its data: it has forgotten who holds.",
+		not:   only("of several servers see node-emptied, replica-promoted and standby-promoted; etcd lets no empty member in", Redis),
+		fault: serverEmptied,
+		may:   []allowance{forgotten, staleOverlap},
+	}
+	Flushed = &Scenario{
+		Name: "flushall", Law: "T1",
+		Text: "An operator deletes all keys (FLUSHALL).",
+		not:  only("it is a command of Redis, shown on one server", Redis), fault: flushed,
+		may: []allowance{forgotten, staleOverlap}, shows: Overlap,
+	}
+	Evicted = &Scenario{
+		Name: "eviction", Law: "L1",
+		Text: "The server runs out of memory with a policy that evicts: what was written last recently goes first, the lock with it.",
+		not:  only("only Redis evicts, shown on one server", Redis), fault: evicted,
+		may: []allowance{{finding: Overlap, why: "The server never evicts, assumes docs/choosing.md; the driver warns of such a policy when it is opened. " +
+			"The lock was free for the rival, and the holder was told at its next renewal."}, staleOverlap},
 	}
 	ClockAhead = &Scenario{
 		Name: "clock-ahead", Law: "S2",
 		Text: "The server's clock is stepped ahead by a TTL. With Redlock it is the clock of the one node that the holder's and the rival's " +
 			"majorities share; each reaches only three of five.",
-		on: only(Redis, Redlock), before: shareOneNode, fault: clockAhead,
-		may: []Finding{Overlap, StaleUnfenced, LateLoss},
+		not: processesOnly(noLibrary, only(clockOfRedis, Redis, Redlock)), before: shareOneNode, fault: clockAhead,
+		may: []allowance{
+			{finding: Overlap, why: "The server's clock is not stepped forward, assumes docs/choosing.md. The lease ended at once by that clock, " +
+				"and the holder was told at its next renewal.", on: []*Backend{Redis}},
+			{finding: Overlap, why: "The clocks of a majority are not stepped forward, assumes docs/choosing.md. Each client reaches one majority, " +
+				"and one of its three nodes had ended the lease.", on: []*Backend{Redlock}},
+			staleOverlap,
+			{finding: LateLoss, why: "The lease ended by the stepped clock, before its holder could know."},
+		},
 	}
 	ClockBack = &Scenario{
 		Name: "clock-back", Law: "T1",
 		Text:   "The same, with the clock stepped back by 60 s.",
-		on:     only(Redis, Redlock),
+		not:    processesOnly(noLibrary, only(clockOfRedis, Redis, Redlock)),
 		before: shareOneNode, fault: clockBack, longer: true, // the server says that the lease lives for a minute
-		may: []Finding{StaleUnfenced},
+		may: []allowance{lateWrite},
 	}
 	NodeEmptied = &Scenario{
 		Name: "node-emptied", Law: "L1",
 		Text: "The one node that the holder's and the rival's majorities share is killed and started again without its data; each reaches " +
 			"only three of five.",
-		on: only(Redlock), before: shareOneNode, fault: nodeEmptied,
-		may: []Finding{StaleUnfenced},
+		not: only(notFive, Redlock), before: shareOneNode, fault: nodeEmptied,
+		may: []allowance{lateWrite},
 	}
 	TwoPaused = &Scenario{
 		Name: "two-of-five-paused", Law: "L1",
 		Text: "Two of five nodes are stopped (SIGSTOP) for one and a half TTL.",
-		on:   only(Redlock), fault: nodesPaused(2),
-		may: []Finding{StaleUnfenced},
+		not:  only(notFive, Redlock), fault: nodesPaused(2),
+		may: []allowance{lateWrite},
 	}
 	ThreePaused = &Scenario{
 		Name: "three-of-five-paused", Law: "L2",
 		Text: "Three of five nodes are stopped (SIGSTOP) for one and a half TTL.",
-		on:   only(Redlock), fault: nodesPaused(3),
-		may: []Finding{StaleUnfenced},
-	}
-	AcquireReplyLost = &Scenario{
-		Name: "acquire-reply-lost", Law: "L5",
-		Text: "The lock is free, the rival asks for it, and the reply that grants it is dropped.",
-		on:   hasLines, late: true, fault: acquireReplyLost,
+		not:  only(notFive, Redlock), fault: nodesPaused(3),
+		may: []allowance{lateWrite},
 	}
 	ReplicaPromoted = &Scenario{
 		Name: "replica-promoted", Law: "L1",
 		Text: "The replicas are cut off before the lock is taken; then the primary is killed, and one that never saw the lock is promoted.",
-		on:   only(RedisSentinel), before: detach, fault: promoted,
-		may: []Finding{Overlap, StaleUnfenced},
-	}
-	LeaseRevoked = &Scenario{
-		Name: "lease-revoked", Law: "L3",
-		Text: "An operator revokes all leases of the cluster.",
-		on:   only(Etcd), fault: leasesRevoked,
-		may: []Finding{Overlap, StaleUnfenced},
+		not:  only("there are no replicas; for PostgreSQL see standby-promoted", RedisSentinel), before: detach, fault: promoted,
+		may: []allowance{{finding: Overlap, why: lostByFailover}, staleOverlap},
 	}
 	FollowerPaused = &Scenario{
 		Name: "follower-paused", Law: "L1",
 		Text: "One member that does not lead is stopped (SIGSTOP) for one and a half TTL.",
-		on:   only(Etcd), fault: followersPaused(1),
-		may: []Finding{StaleUnfenced},
+		not:  only(noMembers, Etcd), fault: followersPaused(1),
+		may: []allowance{lateWrite},
 	}
 	MajorityPaused = &Scenario{
 		Name: "majority-paused", Law: "L2",
 		Text: "Two of three members are stopped (SIGSTOP) for one and a half TTL.",
-		on:   only(Etcd), fault: followersPaused(2),
-		may: []Finding{StaleUnfenced},
+		not:  only(noMembers, Etcd), fault: followersPaused(2),
+		may: []allowance{lateWrite},
+	}
+	LeaseRevoked = &Scenario{
+		Name: "lease-revoked", Law: "L3",
+		Text: "An operator revokes all leases of the cluster.",
+		not:  only("such leases are etcd's only", Etcd), fault: leasesRevoked,
+		may: []allowance{{finding: Overlap, why: "An operator took the lock away, which docs/choosing.md does not count as a failure of the cluster. " +
+			"The rival had it at once, and the holder was told when it heard of it or at its next renewal."}, staleOverlap},
 	}
 	BackendsTerminated = &Scenario{
 		Name: "backends-terminated", Law: "L7",
 		Text: "An administrator ends the connections of all clients (pg_terminate_backend).",
-		on:   only(Postgres), fault: backendsTerminated,
-		may: []Finding{StaleUnfenced},
+		not:  only("it is a command of PostgreSQL", Postgres), fault: backendsTerminated,
+		may: []allowance{lateWrite, {on: []*Backend{Postgres}, why: "No lock hangs on a connection, but a renewal needs one. All clients connect again at once, and each " +
+			"costs the server a process: the more lanes, the more of them are too late for a TTL of a second, are told so and have to queue again."}},
 	}
 	StandbyPromoted = &Scenario{
 		Name: "standby-promoted", Law: "L1",
 		Text: "The standby is cut off before the lock is taken; then the primary is killed, and the standby, which never saw the lock, is promoted.",
-		on:   only(Postgres), before: cutStandby, fault: standbyPromoted,
-		may: []Finding{Overlap, StaleUnfenced},
+		not:  processesOnly("the standby is run as a process only", only("there is no standby; for Redis see replica-promoted", Postgres)), before: cutStandby, fault: standbyPromoted,
+		may: []allowance{{finding: Overlap, why: lostByFailover}, staleOverlap},
 	}
+)
+
+// What several scenarios have to explain.
+var (
+	forgotten = allowance{finding: Overlap, why: "The server forgets nothing that it acknowledged, assumes docs/choosing.md. The lock was free for the rival, " +
+		"and the holder was told at its next renewal."}
+	staleOverlap = allowance{finding: StaleUnfenced, why: "Both wrote while both believed. A guard let the one with the greater token through only."}
+)
+
+const (
+	lostByFailover = "A promoted server forgets what it was not sent, says docs/choosing.md. Two believe if the promotion takes less time than is left " +
+		"of the holder's lease."
+	clockOfRedis = "the library that steps a server's clock is made for Redis"
+	noLibrary    = "no image has the library that steps a server's clock"
+	notFive      = "there are not five nodes that are equal"
+	noMembers    = "there are no members that elect a leader; for Redlock see two-of-five-paused"
 )
 
 // Scenarios are all of them, in the order of tables.
 func Scenarios() []*Scenario {
 	return []*Scenario{
-		HolderPaused, HolderKilled, HolderCutOff, RepliesLost, RequestsLost,
+		HolderPaused, HolderHangs, HolderKilled, HolderClockAhead, HolderClockBack, HolderCutOff, RepliesLost, RequestsLost,
 		AcquireReplyLost, GrantLost, ServerPaused, ServerRestarted, ServerEmptied, Flushed, Evicted, ClockAhead, ClockBack,
 		NodeEmptied, TwoPaused, ThreePaused, ReplicaPromoted,
 		FollowerPaused, MajorityPaused, LeaseRevoked, BackendsTerminated, StandbyPromoted,
@@ -205,15 +282,54 @@ func Scenarios() []*Scenario {
 }
 
 // Fits reports whether the scenario can happen to the backend: there are no servers to a directory, for example.
-func (s *Scenario) Fits(b *Backend) bool { return s.on == nil || s.on(b) }
+func (s *Scenario) Fits(b *Backend) bool { return s.Not(b) == "" }
 
-func hasServers(b *Backend) bool { return b != File }
-
-func hasLines(b *Backend) bool { return hasServers(b) && !b.found }
-
-func only(which ...*Backend) func(*Backend) bool {
-	return func(b *Backend) bool { return slices.Contains(which, b) }
+// Not says why the scenario cannot happen to the backend; empty if it can.
+func (s *Scenario) Not(b *Backend) string {
+	if s.not == nil {
+		return ""
+	}
+	return s.not(b)
 }
+
+func noProcesses(b *Backend) string { return b.noProcesses }
+
+func serverless(b *Backend) string { return b.noServers }
+
+func cannotCut(b *Backend) string { return b.noNetwork }
+
+// only is for scenarios of a few backends; why says it of others that have servers.
+func only(why string, which ...*Backend) func(*Backend) string {
+	return func(b *Backend) string {
+		if slices.Contains(which, b) || b.contained != nil && slices.Contains(which, b.contained) {
+			return ""
+		}
+		return cmp.Or(b.noServers, why)
+	}
+}
+
+// processesOnly is for what containers have no counterpart of.
+func processesOnly(why string, not func(*Backend) string) func(*Backend) string {
+	return func(b *Backend) string {
+		if w := not(b); w != "" || b.contained == nil {
+			return w
+		}
+		return why
+	}
+}
+
+// What scenarios ask of servers, in containers or not.
+type (
+	redisServer interface {
+		Do(ctx context.Context, args ...string) (any, error)
+	}
+	etcdServer interface {
+		Call(ctx context.Context, path, body string) ([]byte, error)
+	}
+	postgresServer interface {
+		TerminateBackends(ctx context.Context) (int, error)
+	}
+)
 
 // patience bounds each step of a scenario; if it ends, the lane is void.
 const patience = 30 * time.Second
@@ -224,8 +340,54 @@ func holderPaused(ctx context.Context, s *stage) error {
 			return err
 		}
 		s.rec.FaultHit(l.name)
-		return first(l.rivalWrites(ctx), l.holder.Resume())
+		return first(l.wrote(ctx, rival, 0), l.holder.Resume())
 	})
+}
+
+// holderHangs waits for what hangs to go on.
+func holderHangs(ctx context.Context, s *stage) error {
+	return s.each(func(l *lane) error {
+		s.rec.FaultHit(l.name)
+		return first(l.wrote(ctx, rival, 0), l.wrote(ctx, holder, 0))
+	})
+}
+
+func holderClock(by time.Duration) func(context.Context, *stage) error {
+	return func(ctx context.Context, s *stage) error {
+		return s.each(func(l *lane) error {
+			if err := l.holder.SetClock(by); err != nil {
+				return err
+			}
+			s.rec.FaultHit(l.name)
+			if err := sleep(ctx, s.ttl*3/2); err != nil {
+				return err
+			}
+			l.cutAt = history.Clock(time.Now())
+			if len(l.lines[0].proxies) > 0 {
+				l.lines[0].cut(servers.Both)
+				defer l.lines[0].heal() // for the case of an error
+			} else {
+				l.stopHolder()
+			}
+			if err := l.wrote(ctx, rival, 0); err != nil {
+				return err
+			}
+			l.lines[0].heal()
+			return l.holderWaits(ctx, s, 2*by)
+		})
+	}
+}
+
+// holderWaits lets the holder ask once more, with its clock stepped while it waits, and the rival once more after it.
+func (l *lane) holderWaits(ctx context.Context, s *stage, clock time.Duration) error {
+	asked := history.Clock(time.Now())
+	l.begin(s, holder, s.ttl/2)
+	err := l.await(ctx, holder, func(e history.Event) bool { return e.Type == history.Started && e.T > asked })
+	if err := first(err, sleep(ctx, s.ttl/10), l.holder.SetClock(clock), l.wrote(ctx, holder, asked)); err != nil {
+		return err
+	}
+	l.begin(s, rival, s.ttl/2)
+	return nil
 }
 
 func holderKilled(ctx context.Context, s *stage) error {
@@ -234,7 +396,7 @@ func holderKilled(ctx context.Context, s *stage) error {
 			return err
 		}
 		s.rec.FaultHit(l.name)
-		return l.rivalWrites(ctx)
+		return l.wrote(ctx, rival, 0)
 	})
 }
 
@@ -245,7 +407,7 @@ func holderCut(d servers.Direction) func(context.Context, *stage) error {
 			l.lines[0].cut(d)
 			defer l.lines[0].heal()
 			s.rec.FaultHit(l.name)
-			return l.rivalWrites(ctx)
+			return l.wrote(ctx, rival, 0)
 		})
 	}
 }
@@ -256,7 +418,7 @@ func repliesLost(ctx context.Context, s *stage) error {
 		l.lines[0].cut(servers.ToClient)
 		defer l.lines[0].heal()
 		s.rec.FaultHit(l.name)
-		return l.holder.AwaitEvent(ctx, isType(history.LossTold))
+		return l.await(ctx, holder, isType(history.LossTold))
 	})
 }
 
@@ -292,7 +454,7 @@ func (s *stage) emptied(ctx context.Context, server servers.Server) error {
 }
 
 func flushed(ctx context.Context, s *stage) error {
-	if _, err := s.servers[0].(*servers.Redis).Do(ctx, "FLUSHALL"); err != nil {
+	if _, err := s.servers[0].(redisServer).Do(ctx, "FLUSHALL"); err != nil {
 		return err
 	}
 	s.hit()
@@ -301,7 +463,7 @@ func flushed(ctx context.Context, s *stage) error {
 
 // evicted fills the server with keys that are used all the time until those of the lanes are gone.
 func evicted(ctx context.Context, s *stage) (err error) {
-	redis := s.servers[0].(*servers.Redis)
+	redis := s.servers[0].(redisServer)
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: nothing was evicted"))
 	defer cancel()
 	info, err := redis.Do(ctx, "INFO", "memory")
@@ -343,7 +505,7 @@ func acquireReplyLost(ctx context.Context, s *stage) error {
 	defer cancel()
 	return s.each(func(l *lane) error {
 		l.stopHolder()
-		if err := l.holder.AwaitEvent(ctx, isType(history.ReleaseReturned)); err != nil {
+		if err := l.await(ctx, holder, isType(history.ReleaseReturned)); err != nil {
 			return err
 		}
 		dropped := make(chan struct{}, len(l.lines[1].proxies))
@@ -357,14 +519,14 @@ func acquireReplyLost(ctx context.Context, s *stage) error {
 				}
 			}()
 		}
-		l.beginRival(s)
+		l.begin(s, rival, s.ttl*3/2)
 		select {
 		case <-dropped:
 			s.rec.FaultHit(l.name)
 		case <-time.After(patience):
 			return errors.New("lab: no reply was dropped")
 		}
-		return l.rivalWrites(ctx)
+		return l.wrote(ctx, rival, 0)
 	})
 }
 
@@ -375,7 +537,7 @@ func grantLost(ctx context.Context, s *stage) error {
 		s.rec.FaultHit(l.name)
 		err := sleep(ctx, s.ttl/4)
 		l.lines[1].heal()
-		return first(err, l.rivalWrites(ctx))
+		return first(err, l.wrote(ctx, rival, 0))
 	})
 }
 
@@ -394,9 +556,7 @@ func shareOneNode(_ context.Context, s *stage) error {
 }
 
 // sharedNode is the only server, or the one that both majorities of shareOneNode have.
-func (s *stage) sharedNode() *servers.Redis {
-	return s.servers[min(shared, len(s.servers)-1)].(*servers.Redis)
-}
+func (s *stage) sharedNode() servers.Server { return s.servers[min(shared, len(s.servers)-1)] }
 
 func clockAhead(ctx context.Context, s *stage) error {
 	return s.clockStepped(ctx, s.ttl+100*time.Millisecond)
@@ -406,7 +566,7 @@ func clockBack(ctx context.Context, s *stage) error { return s.clockStepped(ctx,
 
 // clockStepped steps the clock of the shared node, and waits a TTL.
 func (s *stage) clockStepped(ctx context.Context, by time.Duration) error {
-	if err := s.sharedNode().SetClock(by); err != nil {
+	if err := s.sharedNode().(*servers.Redis).SetClock(by); err != nil {
 		return err
 	}
 	s.hit()
@@ -463,7 +623,7 @@ func (s *stage) paused(ctx context.Context, which []servers.Server) error {
 }
 
 func leasesRevoked(ctx context.Context, s *stage) error {
-	member := s.servers[0].(*servers.Etcd)
+	member := s.servers[0].(etcdServer)
 	text, err := member.Call(ctx, "/v3/lease/leases", "{}")
 	if err != nil {
 		return err
@@ -482,7 +642,7 @@ func leasesRevoked(ctx context.Context, s *stage) error {
 }
 
 func backendsTerminated(ctx context.Context, s *stage) error {
-	n, err := s.servers[0].(*servers.Postgres).TerminateBackends(ctx)
+	n, err := s.servers[0].(postgresServer).TerminateBackends(ctx)
 	if err == nil && n > 0 {
 		s.hit()
 	}

@@ -48,5 +48,14 @@ func TestCompareList(t *testing.T) {
 		if !strings.Contains(stdout, sc.Name) {
 			t.Errorf("compare --list: %s is missing", sc.Name)
 		}
+		for _, b := range lab.Backends() {
+			if why := sc.Not(b); why != "" && !strings.Contains(stdout, "not on "+b.Name+": "+why) {
+				t.Errorf("compare --list: %s: why not on %s is missing", sc.Name, b.Name)
+			}
+		}
+	}
+	_, stderr := newPlace(t).want(t, exitUsage, "compare", "--backend", "memory", "--scenario", "flushall")
+	if !strings.Contains(stderr, "none of these scenarios") {
+		t.Errorf("compare of what cannot happen: got %q, want that said", stderr)
 	}
 }

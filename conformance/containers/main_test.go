@@ -4,10 +4,10 @@ import (
 	"os"
 	"testing"
 
-	"github.com/fencelock/fencelock/conformance/worker"
+	"github.com/fencelock/fencelock/lab"
 )
 
 func TestMain(m *testing.M) {
-	worker.Main() // the suite's processes are this test binary
+	lab.Main() // the processes of the suite and of the lab are this test binary
 	os.Exit(m.Run())
 }

@@ -152,11 +152,11 @@ func startEtcdCluster(ctx context.Context, members int, o EtcdOptions) (*EtcdClu
 
 // newEtcd makes a member that was not started. Its name is its address.
 func newEtcd() (*Etcd, error) {
-	addr, releaseClient, err := reservePort()
+	addr, releaseClient, err := ReservePort()
 	if err != nil {
 		return nil, fmt.Errorf("servers: etcd: choose a port: %w", err)
 	}
-	peer, releasePeer, err := reservePort()
+	peer, releasePeer, err := ReservePort()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("servers: etcd: choose a port: %w", err), releaseClient())
 	}

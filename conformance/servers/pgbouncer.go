@@ -62,7 +62,7 @@ func StartPgBouncer(ctx context.Context, target string, opts *PgBouncerOptions) 
 		return nil, fmt.Errorf("servers: pgbouncer: target: %w", err)
 	}
 	for attempt := 1; ; attempt++ {
-		addr, release, err := reservePort()
+		addr, release, err := ReservePort()
 		if err != nil {
 			return nil, fmt.Errorf("servers: pgbouncer: choose a port: %w", err)
 		}

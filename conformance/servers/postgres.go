@@ -71,7 +71,7 @@ func StartPostgres(ctx context.Context, opts *PostgresOptions) (*Postgres, error
 		return nil, fmt.Errorf("servers: postgres: %w", err)
 	}
 	for attempt := 1; ; attempt++ {
-		addr, release, err := reservePort()
+		addr, release, err := ReservePort()
 		if err != nil {
 			return nil, fmt.Errorf("servers: postgres: choose a port: %w", err)
 		}

@@ -173,7 +173,7 @@ func TestFreezeOfUninterruptibleSleep(t *testing.T) {
 }
 
 func TestReservedPortIsGivenToNobody(t *testing.T) {
-	addr, release, err := reservePort()
+	addr, release, err := ReservePort()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -107,7 +107,7 @@ func NewProxy(target string) (*Proxy, error) {
 		return nil, fmt.Errorf("servers: proxy: target: %w", err)
 	}
 	for attempt := 1; ; attempt++ {
-		addr, release, err := reservePort()
+		addr, release, err := ReservePort()
 		if err != nil {
 			return nil, fmt.Errorf("servers: proxy: choose a port: %w", err)
 		}

@@ -56,7 +56,7 @@ const doTimeout = 10 * time.Second
 // Errors match exec.ErrNotFound if there is no such program; an error of the server itself carries
 // the end of its log. On failure no process and no file is left behind.
 func StartRedis(ctx context.Context, opts *RedisOptions) (*Redis, error) {
-	return startRedis(ctx, opts, reservePort)
+	return startRedis(ctx, opts, ReservePort)
 }
 
 func startRedis(ctx context.Context, opts *RedisOptions, reserve func() (string, func() error, error)) (*Redis, error) {
@@ -203,12 +203,25 @@ func (r *Redis) Do(ctx context.Context, args ...string) (any, error) {
 }
 
 func (r *Redis) do(ctx context.Context, args []string) (any, error) {
+	return redisDo(ctx, r.Addr(), r.password, args)
+}
+
+// RedisDo is [Redis.Do] for a server that was started in another way, at that address and without a password.
+func RedisDo(ctx context.Context, addr string, args ...string) (any, error) {
+	reply, err := redisDo(ctx, addr, "", args)
+	if err != nil {
+		return nil, fmt.Errorf("servers: redis %s: do: %w", addr, err)
+	}
+	return reply, nil
+}
+
+func redisDo(ctx context.Context, addr, password string, args []string) (any, error) {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, doTimeout)
 		defer cancel()
 	}
-	c, err := dialRedis(ctx, r.Addr(), r.password)
+	c, err := dialRedis(ctx, addr, password)
 	if err != nil {
 		return nil, err
 	}

@@ -409,7 +409,7 @@ func TestStartRedisTriesAnotherPort(t *testing.T) {
 		if tries < 2 {
 			return taken()
 		}
-		return reservePort()
+		return ReservePort()
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -57,7 +57,7 @@ func StartRedisCluster(ctx context.Context, primaries, replicas int, opts *Redis
 
 // startRedisNode runs a server that is to become a node of a cluster.
 func startRedisNode(ctx context.Context, o RedisOptions) (*Redis, error) {
-	bus, release, err := reservePort()
+	bus, release, err := ReservePort()
 	if err != nil {
 		return nil, fmt.Errorf("servers: redis cluster: choose a port: %w", err)
 	}

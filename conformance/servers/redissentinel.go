@@ -118,7 +118,7 @@ func startSentinel(ctx context.Context, primary string, o RedisSentinelOptions) 
 	if err != nil {
 		return nil, fmt.Errorf("servers: redis: %w", err)
 	}
-	addr, release, err := reservePort()
+	addr, release, err := ReservePort()
 	if err != nil {
 		return nil, fmt.Errorf("servers: redis: choose a port: %w", err)
 	}

@@ -267,10 +267,10 @@ func isGone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
 }
 
-// reservePort chooses a free port of 127.0.0.1 and keeps it for the caller until release: a socket
+// ReservePort chooses a free port of 127.0.0.1 and keeps it for the caller until release: a socket
 // that is bound but does not listen hinders no server that sets SO_REUSEADDR, as all do, yet the
 // kernel gives its port to nobody who asks for any. Dialling it is refused.
-func reservePort() (addr string, release func() error, err error) {
+func ReservePort() (addr string, release func() error, err error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return "", nil, os.NewSyscallError("socket", err)

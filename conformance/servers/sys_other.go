@@ -29,8 +29,8 @@ func killTree(c *child) error {
 	return c.waitExited()
 }
 
-// reservePort finds a port of 127.0.0.1 that is free now. Somebody may take it before the caller.
-func reservePort() (addr string, release func() error, err error) {
+// ReservePort finds a port of 127.0.0.1 that is free now. Somebody may take it before the caller.
+func ReservePort() (addr string, release func() error, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", nil, err

@@ -58,7 +58,7 @@ func serve(in io.Reader, out io.Writer) error {
 		out:    o,
 		steps:  steps,
 		client: Record(client, s.Process, history.NewRecorder(s.Process, o), s.Longer),
-		leases: make(map[uint64]*Lease), cancels: make(map[uint64]context.CancelFunc),
+		others: make(map[string]*Recorded), leases: make(map[uint64]*Lease), cancels: make(map[uint64]context.CancelFunc),
 	}
 	for {
 		var q order
@@ -98,7 +98,8 @@ type server struct {
 	client *Recorded
 
 	mu      sync.Mutex
-	leases  map[uint64]*Lease // by the order that took it
+	others  map[string]*Recorded // see Work.As
+	leases  map[uint64]*Lease    // by the order that took it
 	cancels map[uint64]context.CancelFunc
 	running sync.WaitGroup
 }
@@ -154,7 +155,7 @@ func (w *server) do(ctx context.Context, q order, lease *Lease) (fencelock.Token
 		q.Load.Run(ctx, w.client)
 		return 0, nil
 	case "work":
-		return 0, q.Work.Run(ctx, w.client)
+		return 0, q.Work.Run(ctx, w.as(q.Work.As))
 	}
 	if lease == nil {
 		return 0, fmt.Errorf("worker: %s of a lease that was not taken", q.Op)
@@ -168,6 +169,19 @@ func (w *server) do(ctx context.Context, q order, lease *Lease) (fencelock.Token
 		return 0, lease.Err()
 	}
 	return 0, fmt.Errorf("worker: unknown order %q", q.Op)
+}
+
+// as answers the client, recorded under another name if there is one.
+func (w *server) as(process string) *Recorded {
+	if process == "" {
+		return w.client
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.others[process] == nil {
+		w.others[process] = Record(w.client.client, process, history.NewRecorder(process, w.out), w.client.longer)
+	}
+	return w.others[process]
 }
 
 // releaseAll ends what is under way and gives all leases back.

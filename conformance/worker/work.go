@@ -24,6 +24,9 @@ func Handle(name string, write Writer) { writers[name] = write }
 // protects, again and again.
 type Work struct {
 	Ask
+	// As is the process name under which it is recorded, if not that of the worker: so that one process can do the work
+	// of several, on a backend that processes cannot share.
+	As string
 	// For is how long each lease is held; 0 is until it is lost.
 	For time.Duration
 	// Think is the time from a look at the lease to the write that relies on it: a pause in between is what no lock

@@ -37,10 +37,14 @@ type Options struct {
 	RequestTimeout time.Duration
 	// Longer is that of [Record].
 	Longer bool
+	// Clock gives it a wall clock that SetClock can set. That is possible on Linux on amd64 only, and where the system lets a
+	// process write to the memory of one that it has started; else Start fails with an error that matches
+	// [errors.ErrUnsupported].
+	Clock bool
 }
 
-// A Worker is a process with one client. All methods are safe for concurrent use; Pause, Resume, Kill and
-// Close are done one after another.
+// A Worker is a process with one client. All methods are safe for concurrent use; Pause, Resume, SetClock,
+// Kill and Close are done one after another.
 type Worker struct {
 	process string
 	cmd     *exec.Cmd
@@ -48,6 +52,8 @@ type Worker struct {
 	stderr  ends
 	control *history.Recorder // what is done to the process
 	exited  chan struct{}     // closed when it has ended and all that it wrote was read
+
+	clock *clock // nil without Options.Clock
 
 	signals sync.Mutex
 	paused  bool
@@ -90,7 +96,7 @@ func Start(ctx context.Context, o Options) (*Worker, error) {
 	}
 	opened := make(chan reply, 1)
 	w.replies[0] = opened
-	if err := w.run(out); err != nil {
+	if err := w.run(out, o.Clock); err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -116,25 +122,47 @@ func Start(ctx context.Context, o Options) (*Worker, error) {
 //
 // The kernel sends the parent-death signal when the thread that started the process ends, so the goroutine
 // keeps its thread to itself as long as the process lives.
-func (w *Worker) run(out io.Reader) error {
+func (w *Worker) run(out io.Reader, clock bool) error {
 	dieWithParent(w.cmd)
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		err := w.cmd.Start()
+		err := w.start(clock)
 		started <- err
 		if err != nil {
 			return
 		}
 		read := w.read(out)
 		err = w.cmd.Wait()
+		if w.clock != nil {
+			err = errors.Join(err, w.clock.close())
+		}
 		w.mu.Lock()
 		w.failure = errors.Join(err, read)
 		w.mu.Unlock()
 		close(w.exited)
 	}()
 	return <-started
+}
+
+// start starts the process, if asked with a clock that can be set.
+func (w *Worker) start(clock bool) error {
+	if !clock {
+		return w.cmd.Start()
+	}
+	err := stopAtExec(w.cmd)
+	if err == nil {
+		if err := w.cmd.Start(); err != nil {
+			return err
+		}
+		if w.clock, err = newClock(w.cmd.Process.Pid); err == nil {
+			return nil
+		}
+		_ = w.cmd.Process.Kill()
+		_ = w.cmd.Wait()
+	}
+	return fmt.Errorf("a wall clock that can be set: %w: %w", errors.ErrUnsupported, err)
 }
 
 // read takes what the worker writes, until the end; a line that a killed worker did not finish is none.
@@ -388,6 +416,24 @@ func (w *Worker) Resume() error {
 	}
 	w.control.Continued(w.process)
 	w.paused = false
+	return nil
+}
+
+// SetClock makes the process's wall clock run that much ahead of the system's, in whole seconds, or behind it if ahead is
+// negative, from now on. Its monotonic clock is not changed. It fails if [Options].Clock was not set.
+func (w *Worker) SetClock(ahead time.Duration) error {
+	w.signals.Lock()
+	defer w.signals.Unlock()
+	err := errors.New("started without the option Clock")
+	switch {
+	case w.clock != nil && ahead%time.Second != 0:
+		err = fmt.Errorf("%v: want whole seconds", ahead)
+	case w.clock != nil:
+		err = w.clock.set(ahead)
+	}
+	if err != nil {
+		return fmt.Errorf("worker %s: set clock: %w", w.process, err)
+	}
 	return nil
 }
 

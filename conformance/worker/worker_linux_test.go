@@ -18,6 +18,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/history"
 	"github.com/fencelock/fencelock/conformance/worker"
 	_ "github.com/fencelock/fencelock/driver/file"
+	_ "github.com/fencelock/fencelock/driver/memory"
 )
 
 // parent, if set, makes the test binary a program that starts a worker and then hangs.
@@ -140,6 +141,30 @@ func TestCancel(t *testing.T) {
 	is(t, "cancelled wait", <-got, context.Canceled)
 	is(t, "Release", l.Release(t.Context()), nil)
 	take(t, a, worker.Ask{Name: "x", TTL: long, Try: true})
+}
+
+// One process does the work of two, whose leases follow each other.
+func TestWorkAs(t *testing.T) {
+	w := start(t, "memory:", "both")
+	done := make(chan error)
+	for _, name := range []string{"a", "b", "a"} {
+		go func() {
+			done <- w.Work(t.Context(), worker.Work{Ask: worker.Ask{Name: "x", TTL: long}, As: name, For: time.Millisecond, Think: time.Millisecond})
+		}()
+	}
+	is(t, "Work", errors.Join(<-done, <-done, <-done), nil)
+	acquired := map[string]int{}
+	for _, e := range w.History() {
+		if e.Type == history.Acquired {
+			acquired[e.Process]++
+		}
+	}
+	if acquired["a"] != 2 || acquired["b"] != 1 {
+		t.Errorf("leases by name: got %v, want 2 of a and 1 of b", acquired)
+	}
+	if err := history.Check(w.History(), history.Rules{MinAcquired: 3}).Err(); err != nil {
+		t.Error(err)
+	}
 }
 
 // A lease that is renewed keeps showing in the history as its deadline moves.
