@@ -52,11 +52,14 @@ const marksEnv = "FENCELOCK_LAB_MARKS"
 // run makes a run; one in which no lane counts is made again, a few times.
 func run(t *testing.T, b *Backend, sc *Scenario, o Options) *Result {
 	t.Helper()
-	o.Lanes = 3
-	for range 4 {
+	for _, o.Lanes = range []int{3, 3, 3, 20} {
 		r, err := Run(t.Context(), b, sc, &o)
 		if err != nil {
 			t.Fatalf("%s on %s: %v", sc.Name, b.Name, err)
+		}
+		if few := o.Lanes == 3 && len(r.Unexpected) == 1 && strings.HasPrefix(r.Unexpected[0], "no lane showed"); few {
+			t.Logf("%s on %s: seed %d: %s", sc.Name, b.Name, r.Seed, r.Unexpected[0]) // what may happen need not in so few
+			continue
 		}
 		if r.Valid() > 0 {
 			t.Logf("%s on %s: seed %d, %d lanes count, findings %v", sc.Name, b.Name, r.Seed, r.Valid(), r.Lanes[0].Findings)
