@@ -22,7 +22,15 @@ func TestLab(t *testing.T) {
 		}
 	}
 	plan.Lanes, plan.Parallel = 3, 2
-	plan.Scenarios = []*lab.Scenario{lab.HolderPaused, lab.ServerPaused, lab.ServerRestarted, lab.ServerEmptied, lab.TwoPaused, lab.LeaseRevoked, lab.BackendsTerminated}
+	plan.Scenarios = []*lab.Scenario{lab.ServerPaused, lab.ServerEmptied, lab.TwoPaused} // pause, kill and start, on several
+	want := 0
+	for _, sc := range plan.Scenarios {
+		for _, b := range plan.Backends {
+			if sc.Fits(b) {
+				want++
+			}
+		}
+	}
 	report, err := plan.Do(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -30,8 +38,8 @@ func TestLab(t *testing.T) {
 	for _, u := range report.Unexpected() {
 		t.Errorf("in containers: not as expected: %s", u)
 	}
-	if got, want := len(report.Results), 3*4+4; got != want {
-		t.Errorf("runs: got %d, want %d", got, want)
+	if got := len(report.Results); got != want || want < 2*len(plan.Scenarios) {
+		t.Errorf("runs: got %d, want all that fit, %d", got, want)
 	}
 	left, err := exec.Command("docker", "ps", "--all", "--quiet", "--filter", fmt.Sprintf("label=fencelock.lab=%d", os.Getpid())).Output()
 	if err != nil || len(left) > 0 {
