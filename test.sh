@@ -10,7 +10,7 @@ cd "$(dirname "$0")"
 
 # Rows of the table, as backend/provider.
 processes='memory/local file/local redis/process redis/cluster-process rueidis/process rueidis/cluster-process etcd/process postgres/process redlock/process'
-containers='redis/container redis/valkey-container rueidis/container rueidis/valkey-container etcd/container postgres/container'
+containers='redis/container redis/valkey-container rueidis/container etcd/container postgres/container'
 
 # The newest versions of client libraries known to pass; go.mod has the oldest. What the suite tests of the engine is
 # not repeated with them.

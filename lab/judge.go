@@ -82,15 +82,12 @@ func judge(l *lane, h history.History, d *doubles, sc *Scenario, tolerance time.
 	return out
 }
 
-// earlyLosses are the losses but for the one that is due to the cut.
+// earlyLosses are the losses but for those of the holder that is cut off, from then on: the cut ends its lease, and leaves
+// connections of which each may cost a request more.
 func (l *lane) earlyLosses(h history.History) (n int) {
-	due := l.cutAt > 0 && len(l.lines[0].proxies) > 0
+	cut := l.cutAt > 0 && len(l.lines[0].proxies) > 0
 	for _, e := range h {
-		switch {
-		case e.Type != history.LossTold:
-		case due && e.Process == l.process(holder) && e.T > l.cutAt:
-			due = false
-		default:
+		if e.Type == history.LossTold && !(cut && e.Process == l.process(holder) && e.T > l.cutAt) {
 			n++
 		}
 	}

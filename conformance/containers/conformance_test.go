@@ -13,22 +13,20 @@ import (
 // atOnce spares the proxy through which the engine publishes ports.
 const atOnce = 5
 
-func TestConformanceRedis(t *testing.T)  { onRedis(t, redisbackend.GoRedis) }
-func TestConformanceValkey(t *testing.T) { onValkey(t, redisbackend.GoRedis) }
+func TestConformanceRedis(t *testing.T) { onRedis(t, redisbackend.GoRedis) }
 
-func TestConformanceRueidis(t *testing.T)       { onRedis(t, redisbackend.Rueidis) }
-func TestConformanceRueidisValkey(t *testing.T) { onValkey(t, redisbackend.Rueidis) }
-
-func onRedis(t *testing.T, d redisbackend.Driver) {
-	d.Run(t, "container", atOnce, func(t testing.TB) servers.Server {
-		c, err := StartRedis(t.Context(), &Options{Image: os.Getenv("FENCELOCK_REDIS_IMAGE")})
+func TestConformanceValkey(t *testing.T) {
+	redisbackend.GoRedis.Run(t, "valkey-container", atOnce, func(t testing.TB) servers.Server {
+		c, err := StartValkey(t.Context(), &Options{Image: os.Getenv("FENCELOCK_VALKEY_IMAGE")})
 		return started(t, c, err)
 	})
 }
 
-func onValkey(t *testing.T, d redisbackend.Driver) {
-	d.Run(t, "valkey-container", atOnce, func(t testing.TB) servers.Server {
-		c, err := StartValkey(t.Context(), &Options{Image: os.Getenv("FENCELOCK_VALKEY_IMAGE")})
+func TestConformanceRueidis(t *testing.T) { onRedis(t, redisbackend.Rueidis) }
+
+func onRedis(t *testing.T, d redisbackend.Driver) {
+	d.Run(t, "container", atOnce, func(t testing.TB) servers.Server {
+		c, err := StartRedis(t.Context(), &Options{Image: os.Getenv("FENCELOCK_REDIS_IMAGE")})
 		return started(t, c, err)
 	})
 }
