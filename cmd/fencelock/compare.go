@@ -24,9 +24,9 @@ docs/behaviour.md.
 
 It needs the servers' programs: redis-server, etcd or Go to build it, and PostgreSQL. Linux only.
 With --containers it needs a container engine instead and the command docker, which runs the servers
-of redis, redlock, etcd and postgres; to stop one is docker pause there. FENCELOCK_REDIS_IMAGE, FENCELOCK_ETCD_IMAGE and
-FENCELOCK_POSTGRES_IMAGE name other images than the official ones, as conformance/containers/images.sh
-in the source prints them.
+of redis, redlock, etcd and postgres; to stop one is docker pause there. FENCELOCK_REDIS_IMAGE,
+FENCELOCK_ETCD_IMAGE and FENCELOCK_POSTGRES_IMAGE name other images than the official ones, as
+conformance/containers/images.sh in the source prints them.
 
 The exit code is 0 if everything was as expected of the backend, else 197.
 
