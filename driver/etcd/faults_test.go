@@ -565,6 +565,17 @@ func TestCluster(t *testing.T) {
 		eventually(t, 2*patience, func() error { return l.Release(t.Context()) })
 		return token
 	}
+	// What a member was asked while the cluster elects a leader may have no answer.
+	take := func(when string, ttl time.Duration) (l *fencelock.Lease) {
+		t.Helper()
+		eventually(t, 2*patience, func() (err error) {
+			if l, err = c.Lock(t.Context(), "a", fencelock.TTL(ttl)); err != nil {
+				return fmt.Errorf("Lock %s: got %v, want a lease", when, err)
+			}
+			return nil
+		})
+		return l
+	}
 	last := works("of a healthy cluster")
 
 	for _, fault := range []struct {
@@ -576,10 +587,7 @@ func TestCluster(t *testing.T) {
 		{"leader killed", leader, (*servers.Etcd).Kill, func(m *servers.Etcd) error { return m.Start(t.Context()) }},
 		{"leader paused", leader, (*servers.Etcd).Pause, (*servers.Etcd).Resume},
 	} {
-		l, err := c.Lock(t.Context(), "a", fencelock.TTL(15*time.Second))
-		if err != nil {
-			t.Fatalf("Lock before %s: got %v, want a lease", fault.name, err)
-		}
+		l := take("before "+fault.name, 15*time.Second)
 		m := fault.victim()
 		if err := fault.hit(m); err != nil {
 			t.Fatal(err)
@@ -608,10 +616,7 @@ func TestCluster(t *testing.T) {
 		eventually(t, patience, func() error { return l.Release(t.Context()) })
 	}
 
-	l, err := c.Lock(t.Context(), "a", fencelock.TTL(15*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := take("before a member is replaced", 15*time.Second)
 	if err := cluster.Replace(t.Context(), follower()); err != nil {
 		t.Fatal(err)
 	}
@@ -623,10 +628,7 @@ func TestCluster(t *testing.T) {
 	}
 	eventually(t, patience, func() error { return l.Release(t.Context()) })
 
-	l, err = c.Lock(t.Context(), "a", fencelock.TTL(4*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l = take("before a majority is paused", 4*time.Second)
 	var lost []*servers.Etcd
 	for _, m := range cluster.Members[:2] {
 		if err := m.Pause(); err != nil {
@@ -634,7 +636,7 @@ func TestCluster(t *testing.T) {
 		}
 		lost = append(lost, m)
 	}
-	_, err = rival.TryLock(t.Context(), "b", fencelock.TTL(4*time.Second))
+	_, err := rival.TryLock(t.Context(), "b", fencelock.TTL(4*time.Second))
 	if err == nil || errors.Is(err, fencelock.ErrHeld) {
 		t.Errorf("TryLock without a majority: got %v, want an error that is not ErrHeld (L8)", err)
 	}
