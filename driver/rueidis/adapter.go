@@ -7,7 +7,6 @@ import (
 	"net"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -20,7 +19,9 @@ type adapter struct {
 	client rueidis.Client
 	shards *shards // of a Cluster
 	owned  bool
-	latest atomic.Pointer[bound]
+
+	mu     sync.Mutex
+	latest *bound
 }
 
 // command makes the command of a call. It does not say that it only reads, not even where that is so: those that do
@@ -72,20 +73,34 @@ func do(ctx context.Context, c rueidis.Client, words ...string) (r rueidis.Redis
 
 // untilDeadline is a context that heeds the deadline of ctx only. rueidis returns at once when a context is
 // cancelled, and what undoes the request, over another connection, could arrive before it. The engine looks after
-// cancellations itself, and undoes a request when it has been answered.
+// cancellations itself, and undoes a request when it has been answered. It is to be given to answered in the end.
 func (a *adapter) untilDeadline(ctx context.Context) context.Context {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return context.WithoutCancel(ctx)
 	}
-	b := a.latest.Load()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	b := a.latest
 	if b == nil || b.deadline.After(deadline) || deadline.Sub(b.deadline) > time.Until(deadline)/64 {
 		fresh, cancel := context.WithDeadline(context.Background(), deadline)
-		_ = cancel // it ends by itself, when others may still use it
-		b = &bound{fresh, deadline}
-		a.latest.Store(b)
+		a.latest = &bound{fresh, deadline, cancel, 0}
+		b.endUnused()
+		b = a.latest
 	}
+	b.users++
 	return &valued{b, ctx}
+}
+
+// answered says that a request that was given the context is over.
+func (a *adapter) answered(ctx context.Context) {
+	if v, ok := ctx.(*valued); ok {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if v.users--; v.bound != a.latest {
+			v.endUnused()
+		}
+	}
 }
 
 // bound is a context that ends by time only. Requests share it whose own deadlines are up to 1/64 of their time later: to
@@ -93,6 +108,15 @@ func (a *adapter) untilDeadline(ctx context.Context) context.Context {
 type bound struct {
 	context.Context
 	deadline time.Time
+	cancel   context.CancelFunc
+	users    int // requests that are not over; guarded by adapter.mu
+}
+
+// endUnused stops the timer of one that is not shared any more, when the last request with it is over.
+func (b *bound) endUnused() {
+	if b != nil && b.users == 0 {
+		b.cancel()
+	}
 }
 
 // valued is a context with the values of another one.
@@ -107,6 +131,7 @@ func (v *valued) Value(key any) any { return v.values.Value(key) }
 // Eval implements redislua.Client.
 func (a *adapter) Eval(ctx context.Context, c *redislua.Call) {
 	ctx = a.untilDeadline(ctx)
+	defer a.answered(ctx)
 	for range tries {
 		if c.Replicas > 0 {
 			a.evalAndWait(ctx, c)
@@ -136,6 +161,7 @@ func (a *adapter) evalAndWait(ctx context.Context, c *redislua.Call) {
 // EvalAll implements redislua.Client.
 func (a *adapter) EvalAll(ctx context.Context, calls []*redislua.Call) {
 	ctx = a.untilDeadline(ctx)
+	defer a.answered(ctx)
 	for range tries {
 		scripts := make([]rueidis.Completed, len(calls))
 		for i, c := range calls {

@@ -46,3 +46,31 @@ func TestUntilDeadline(t *testing.T) {
 		t.Errorf("contexts made for two equal timeouts, twice, and three others: got %d, want 5", len(made))
 	}
 }
+
+// TestUntilDeadlineEnds: requests with deadlines far apart share nothing, and leave no timer but that of the latest.
+func TestUntilDeadlineEnds(t *testing.T) {
+	var a adapter
+	until := func(timeout time.Duration) (ctx context.Context) {
+		parent, cancel := context.WithTimeout(t.Context(), timeout)
+		defer cancel()
+		return a.untilDeadline(parent)
+	}
+	hour := until(time.Hour)
+	shared, minute := until(time.Hour), until(time.Minute)
+	a.answered(hour)
+	if shared.Err() != nil {
+		t.Errorf("context of a request that is not over: got %v, want nil", shared.Err())
+	}
+	a.answered(shared)
+	if shared.Err() == nil {
+		t.Error("context whose requests are over, and that others do not share any more: got one that goes on")
+	}
+	a.answered(minute)
+	if minute.Err() != nil {
+		t.Errorf("context that the next request may share: got %v, want nil", minute.Err())
+	}
+	until(time.Hour)
+	if minute.Err() == nil {
+		t.Error("context that was replaced when no request had it: got one that goes on")
+	}
+}
