@@ -8,9 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"slices"
@@ -240,21 +238,7 @@ func redisInContainer(image string) startOfRedis {
 type etcdContainer struct{ *container }
 
 func (e etcdContainer) Call(ctx context.Context, path, body string) ([]byte, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+e.addr+path, strings.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Do(r)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("lab: etcd: %s: %s", resp.Status, text)
-	}
-	return text, err
+	return servers.EtcdCall(ctx, e.addr, path, body)
 }
 
 // leads says whether it leads; while nobody does it fails.

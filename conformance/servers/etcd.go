@@ -200,7 +200,7 @@ func (c *EtcdCluster) awaitHealth(ctx context.Context) error {
 
 // healthy returns nil if the member takes part in a cluster that has a leader.
 func (e *Etcd) healthy(ctx context.Context) error {
-	_, err := e.http(ctx, http.MethodGet, "/health?exclude=NOSPACE", "")
+	_, err := etcdHTTP(ctx, e.Addr(), http.MethodGet, "/health?exclude=NOSPACE", "")
 	return err
 }
 
@@ -328,12 +328,17 @@ func (e *Etcd) leader(ctx context.Context) (string, error) {
 // the JSON that it answers: the path is such as "/v3/lease/leases", and binary fields are in base64. It takes the first
 // MiB of the answer. An error has what the member said, if it said anything.
 func (e *Etcd) Call(ctx context.Context, path, body string) ([]byte, error) {
-	return e.http(ctx, http.MethodPost, path, body)
+	return EtcdCall(ctx, e.Addr(), path, body)
 }
 
-// http makes one request to the member, on a connection of its own.
-func (e *Etcd) http(ctx context.Context, method, path, body string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, method, "http://"+e.Addr()+path, strings.NewReader(body))
+// EtcdCall is [Etcd.Call] for a member that was started in another way, at that address.
+func EtcdCall(ctx context.Context, addr, path, body string) ([]byte, error) {
+	return etcdHTTP(ctx, addr, http.MethodPost, path, body)
+}
+
+// etcdHTTP makes one request, on a connection of its own.
+func etcdHTTP(ctx context.Context, addr, method, path, body string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+addr+path, strings.NewReader(body))
 	if err != nil {
 		return nil, err
 	}

@@ -91,16 +91,23 @@ func TestSerializable(t *testing.T) {
 	crowd(t, address, 20, 1)
 }
 
+// pooled is a connection of the driver's pool.
+func pooled(t *testing.T, d *Driver) *pgxpool.Conn {
+	t.Helper()
+	conn, err := d.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Release)
+	return conn
+}
+
 // TestStoppedInTheMiddle: where a step needs a transaction of three round trips, a client that stops between them has a name
 // locked, for others not longer than they wait for it (W3).
 func TestStoppedInTheMiddle(t *testing.T) {
 	t.Parallel()
 	d := on(t, sharedServer(t).URL(), namespace())
-	conn, err := d.pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
+	conn := pooled(t, d)
 	stopped, goOn, ended := make(chan error), make(chan struct{}), make(chan error)
 	go func() {
 		ended <- inTx(t.Context(), conn.Conn(), func(ctx context.Context, q querier) error {
@@ -546,11 +553,7 @@ func TestTimeouts(t *testing.T) {
 func TestLimit(t *testing.T) {
 	t.Parallel()
 	d := on(t, sharedServer(t).URL(), namespace())
-	conn, err := d.pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
+	conn := pooled(t, d)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, end := d.limit(ctx, conn.Conn())
@@ -562,7 +565,7 @@ func TestLimit(t *testing.T) {
 	}
 	run, end := d.limit(ctx, conn.Conn())
 	began := time.Now()
-	err = exec(run, conn.Conn(), "SELECT pg_sleep(30)")
+	err := exec(run, conn.Conn(), "SELECT pg_sleep(30)")
 	if took := time.Since(began); !errors.Is(err, os.ErrDeadlineExceeded) || took < leastTime || took > 20*time.Second {
 		t.Errorf("statement whose context has ended: got %v after %v, want a time-out after %v", err, took, leastTime)
 	}
