@@ -19,7 +19,9 @@
 // etcdutl's --bump-revision and --mark-compacted, which keeps revisions, and so tokens, from going back at all.
 //
 // Use 3.5.13 or later if you can: in earlier ones a leader that was stuck while another member took its place may end
-// leases that are kept alive, or answer for ones that it does not lead any more.
+// leases that are kept alive, or answer for ones that it does not lead any more. In later ones one that was stopped may still, in the moment
+// between going on and hearing of its successor (etcd issue 15247; leases were ended so by 3.5.16). Such an answer counts for nothing
+// here. That a lease is ended so nobody can prevent: the holder is told, but the next one may have the lock before.
 //
 // # Options
 //

@@ -15,8 +15,10 @@ import (
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -25,6 +27,59 @@ import (
 	"github.com/fencelock/fencelock/driver"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
+
+// TestLeaderOfThePast: a keepalive counts only if nobody else has led since. A member that was stopped while it led answers in the
+// belief that it still does (L2).
+func TestLeaderOfThePast(t *testing.T) {
+	t.Parallel()
+	d := onServer(t, sharedServer(t)).driver()
+	old := &leaderOfThePast{LeaseClient: d.leasing}
+	d.leasing = old
+	r := lockOf("a", 2*time.Second)
+	asked(t, d, r, driver.Granted)
+	d.mu.Lock()
+	l := d.entries[r.Owner].lease
+	granted := l.until
+	d.mu.Unlock()
+
+	old.answers.Store(1 << 30)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := d.keep(ctx, l); err == nil || l.until != granted {
+		t.Errorf("keepalive of a leader of the past: got %v, and the lease %v longer, want an error and no change", err, time.Duration(l.until-granted))
+	}
+	old.answers.Store(1)
+	if a := extended(t, d, r.Owner, 2*time.Second, driver.Granted); a.TTL <= time.Second {
+		t.Errorf("Extend whose first keepalive is of the past: got TTL %v, want that of the next", a.TTL)
+	}
+	if left := old.answers.Load(); left >= 0 {
+		t.Errorf("keepalives of an Extend whose first is of the past: got %d, want another", 1-left)
+	}
+}
+
+// leaderOfThePast answers some keepalives in an earlier term.
+type leaderOfThePast struct {
+	pb.LeaseClient
+	answers atomic.Int64
+}
+
+func (o *leaderOfThePast) LeaseKeepAlive(ctx context.Context, opts ...grpc.CallOption) (pb.Lease_LeaseKeepAliveClient, error) {
+	stream, err := o.LeaseClient.LeaseKeepAlive(ctx, opts...)
+	return pastStream{stream, o}, err
+}
+
+type pastStream struct {
+	pb.Lease_LeaseKeepAliveClient
+	of *leaderOfThePast
+}
+
+func (s pastStream) Recv() (*pb.LeaseKeepAliveResponse, error) {
+	resp, err := s.Lease_LeaseKeepAliveClient.Recv()
+	if err == nil && s.of.answers.Add(-1) >= 0 {
+		resp.Header.RaftTerm--
+	}
+	return resp, err
+}
 
 // TestErrorClasses: only a refusal, or what never left, surely did not happen (L8).
 func TestErrorClasses(t *testing.T) {

@@ -115,19 +115,34 @@ func (d *Driver) grant(ctx context.Context, ttl time.Duration) (*lease, error) {
 var errLeaseGone = errors.New("etcd: the server does not know the lease any more")
 
 // keep keeps the lease alive once. The error matches errLeaseGone if the server does not know it.
+//
+// A leader that was stopped answers when it goes on, for a moment, before it hears of its successor; that one knows nothing
+// of the keepalive, and ends the lease by its own count. So an answer counts only if a linearizable read after it is of the
+// same term: then whoever answered was the leader of that term still.
 func (d *Driver) keep(ctx context.Context, l *lease) error {
-	c, err := d.keeper.ask(ctx, l.id)
-	if err != nil {
-		return err
+	for {
+		c, err := d.keeper.ask(ctx, l.id)
+		if err != nil {
+			return err
+		}
+		if c.ttl <= 0 {
+			d.mu.Lock()
+			l.dead = true
+			d.mu.Unlock()
+			return errLeaseGone
+		}
+		now, err := d.read(ctx, d.prefix)
+		if err != nil {
+			return err
+		}
+		if now.Header.RaftTerm != c.term {
+			continue
+		}
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		l.until = max(l.until, c.sent+int64(min(l.ttl, time.Duration(c.ttl)*time.Second)))
+		return nil
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if c.ttl <= 0 {
-		l.dead = true
-		return errLeaseGone
-	}
-	l.until = max(l.until, c.sent+int64(min(l.ttl, time.Duration(c.ttl)*time.Second)))
-	return nil
 }
 
 // ensure keeps the lease alive unless so much of it is left, from then on.
@@ -194,6 +209,7 @@ type keepalive struct {
 	done chan struct{} // closed when the fields below are set
 	sent int64
 	ttl  int64 // in seconds; 0 if the server does not know the lease
+	term uint64
 	err  error
 }
 
@@ -286,7 +302,7 @@ func (k *keeper) receive(s *keepStream, stream pb.Lease_LeaseKeepAliveClient) {
 		}
 		c := s.asked[0]
 		s.asked = s.asked[1:]
-		c.ttl = resp.TTL
+		c.ttl, c.term = resp.TTL, resp.Header.RaftTerm
 		close(c.done)
 		k.mu.Unlock()
 	}
