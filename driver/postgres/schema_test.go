@@ -110,6 +110,7 @@ func TestSchemaThatIsMissing(t *testing.T) {
 // everyStep makes one of each.
 func everyStep(t *testing.T, d *Driver) {
 	t.Helper()
+	d.sweep.close() // it may begin by itself, and no two run at the same time
 	r, w := request("every", time.Minute), waiting(request("every", time.Minute), time.Minute)
 	first := locked(t, d, r, driver.Granted, "L1")
 	locked(t, d, w, driver.Waiting, "W4")

@@ -722,6 +722,7 @@ func TestForget(t *testing.T) {
 	s := sharedServer(t)
 	ns := namespace()
 	d := on(t, s.URL(), ns)
+	d.sweep.close() // it may begin by itself, and no two run at the same time
 	names := []string{"idle", "recent", "ahead", "held", "expired"}
 	for _, n := range names {
 		r := request(n, time.Minute)
