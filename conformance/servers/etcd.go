@@ -31,6 +31,9 @@ type EtcdOptions struct {
 	// Args are further arguments in the form of the command line, such as "--quota-backend-bytes",
 	// "1048576". They overrule the defaults of the server; names, directories and addresses they must not.
 	Args []string
+
+	// Network puts an [EtcdNetwork] between the members, for [EtcdCluster.Isolate].
+	Network bool
 }
 
 // An Etcd is one member of an etcd cluster, perhaps its only one, that runs as a local process. It
@@ -41,8 +44,9 @@ type EtcdOptions struct {
 // one of several members refuses to start without its data, as etcd does.
 type Etcd struct {
 	*process
-	peer  string
-	joins bool // a cluster that is there already; guarded by process.mu
+	peer  string // where it listens for others,
+	via   string // and where they reach it
+	joins bool   // a cluster that is there already; guarded by process.mu
 }
 
 var _ Server = (*Etcd)(nil)
@@ -51,6 +55,8 @@ var _ Server = (*Etcd)(nil)
 type EtcdCluster struct {
 	// Members are its members, in no particular order. Each can be paused, killed and started by itself.
 	Members []*Etcd
+
+	network *EtcdNetwork // nil if they reach each other directly
 }
 
 // StartEtcd runs a new, empty etcd of one member and returns when it serves; nil options are the
@@ -100,14 +106,25 @@ var errPortTaken = errors.New("a port was taken by somebody else")
 
 func startEtcdCluster(ctx context.Context, members int, o EtcdOptions) (*EtcdCluster, error) {
 	c := &EtcdCluster{}
-	var names []string // as --initial-cluster wants them
+	var peers, names []string // names as --initial-cluster wants them
 	for range members {
 		m, err := newEtcd()
 		if err != nil {
 			return nil, errors.Join(err, c.Close())
 		}
 		c.Members = append(c.Members, m)
-		names = append(names, m.name()+"=http://"+m.peer)
+		peers = append(peers, m.peer)
+	}
+	if o.Network {
+		var err error
+		if c.network, err = NewEtcdNetwork(peers); err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+		peers = c.network.Addrs()
+	}
+	for i, m := range c.Members {
+		m.via = peers[i]
+		names = append(names, m.name()+"=http://"+m.via)
 	}
 	token := rand.Text()
 	var starts sync.WaitGroup
@@ -118,11 +135,11 @@ func startEtcdCluster(ctx context.Context, members int, o EtcdOptions) (*EtcdClu
 			if members == 1 {
 				own = rand.Text() // read only if there is no data yet
 			}
-			client, peer := "http://"+m.Addr(), "http://"+m.peer
+			client := "http://" + m.Addr()
 			args := []string{
 				"--name", m.name(), "--data-dir", filepath.Join(data, "etcd"),
 				"--listen-client-urls", client, "--advertise-client-urls", client,
-				"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+				"--listen-peer-urls", "http://" + m.peer, "--initial-advertise-peer-urls", "http://" + m.via,
 				"--initial-cluster", strings.Join(names, ","), "--initial-cluster-token", own,
 				"--log-level", "warn",
 			}
@@ -288,8 +305,24 @@ func (e *Etcd) exchange(ctx context.Context, m *Etcd) (done bool, err error) {
 	if added {
 		return true, nil
 	}
-	_, err = e.Call(ctx, "/v3/cluster/member/add", fmt.Sprintf(`{"peerURLs": [%q]}`, "http://"+m.peer))
+	_, err = e.Call(ctx, "/v3/cluster/member/add", fmt.Sprintf(`{"peerURLs": [%q]}`, "http://"+m.via))
 	return false, err
+}
+
+// Isolate cuts a member off from the others, but not from clients, until [EtcdCluster.Heal]; see [EtcdNetwork.Isolate]. It needs
+// the option Network.
+func (c *EtcdCluster) Isolate(ctx context.Context, m *Etcd) error {
+	if c.network == nil {
+		return m.errorf("isolate", errors.New("the cluster was started without a network"))
+	}
+	return c.network.Isolate(ctx, slices.Index(c.Members, m), m.Addr())
+}
+
+// Heal ends what [EtcdCluster.Isolate] began.
+func (c *EtcdCluster) Heal() {
+	if c.network != nil {
+		c.network.Heal()
+	}
 }
 
 // Leader asks the members that run which one leads, and answers it, or nil while there is none.
@@ -368,6 +401,9 @@ func (c *EtcdCluster) Close() error {
 	var errs []error
 	for _, m := range c.Members {
 		errs = append(errs, m.Close())
+	}
+	if c.network != nil {
+		errs = append(errs, c.network.Close())
 	}
 	return errors.Join(errs...)
 }
