@@ -68,7 +68,10 @@ type system struct {
 	url func(addrs []string) string
 	// leader is the server without which nothing goes on.
 	leader func(ctx context.Context) (servers.Server, error)
-	close  func() error
+	// isolate cuts one server off from the others and not from clients, until heal; both are set for Etcd only.
+	isolate func(ctx context.Context, server int) error
+	heal    func()
+	close   func() error
 	// oneProcess: all clients of a lane must be one process.
 	oneProcess bool
 	// request is a text that each request of a driver has in it, empty if that is the lock's name.
@@ -149,7 +152,7 @@ func fiveRedis(ctx context.Context, start startOfRedis) (*system, error) {
 func etcdURL(addrs []string) string { return "etcd://" + strings.Join(addrs, ",") }
 
 func startEtcd(ctx context.Context) (*system, error) {
-	c, err := servers.StartEtcdCluster(ctx, 3, nil)
+	c, err := servers.StartEtcdCluster(ctx, 3, &servers.EtcdOptions{Network: true})
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +169,9 @@ func startEtcd(ctx context.Context) (*system, error) {
 			}
 			return nil, errNoLeader
 		},
-		close: c.Close,
+		isolate: func(ctx context.Context, server int) error { return c.Isolate(ctx, c.Members[server]) },
+		heal:    c.Heal,
+		close:   c.Close,
 	}, nil
 }
 

@@ -266,21 +266,28 @@ var errNoLeader = errors.New("lab: etcd has no leader")
 
 func etcdInContainers(ctx context.Context, image string) (*system, error) {
 	var peers, names []string // names as --initial-cluster wants them
-	var ports []func() error
+	var releases []func() error
 	release := func() (err error) {
-		for _, port := range ports {
-			err = errors.Join(err, port())
+		for _, f := range releases {
+			err = errors.Join(err, f())
 		}
 		return err
 	}
-	for i := range 3 {
+	for range 3 {
 		peer, port, err := servers.ReservePort()
 		if err != nil {
 			return nil, errors.Join(err, release())
 		}
-		ports = append(ports, port)
-		peers = append(peers, "http://"+peer)
-		names = append(names, "m"+strconv.Itoa(i)+"="+peers[i])
+		releases, peers = append(releases, port), append(peers, peer)
+	}
+	network, err := servers.NewEtcdNetwork(peers)
+	if err != nil {
+		return nil, errors.Join(err, release())
+	}
+	releases = append(releases, network.Close)
+	via := network.Addrs()
+	for i, addr := range via {
+		names = append(names, "m"+strconv.Itoa(i)+"=http://"+addr)
 	}
 	s := &system{url: etcdURL}
 	token := rand.Text()
@@ -290,7 +297,7 @@ func etcdInContainers(ctx context.Context, image string) (*system, error) {
 			client := "http://127.0.0.1:" + port
 			return []string{
 				"etcd", "--name", "m" + strconv.Itoa(i), "--data-dir", "/data/etcd", "--listen-client-urls", client, "--advertise-client-urls", client,
-				"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", strings.Join(names, ","),
+				"--listen-peer-urls", "http://" + peer, "--initial-advertise-peer-urls", "http://" + via[i], "--initial-cluster", strings.Join(names, ","),
 				"--initial-cluster-token", token, "--log-level", "warn",
 			}
 		})
@@ -319,6 +326,10 @@ func etcdInContainers(ctx context.Context, image string) (*system, error) {
 		}
 		return nil, errNoLeader
 	}
+	s.isolate = func(ctx context.Context, server int) error {
+		return network.Isolate(ctx, server, s.servers[server].Addr())
+	}
+	s.heal = network.Heal
 	s.close = func() error { return errors.Join(closeAll(s.servers), release()) }
 	return s, nil
 }

@@ -233,6 +233,12 @@ var (
 		not:  only(noMembers, Etcd), fault: followersPaused(2),
 		may: []allowance{lateWrite},
 	}
+	MinorityCut = &Scenario{
+		Name: "minority-cut", Law: "L2",
+		Text: "The leader is cut off from the two other members for one and a half TTL. The clients reach all three.",
+		not:  only("there are no members that elect a leader", Etcd), fault: minorityCut,
+		may: []allowance{lateWrite},
+	}
 	LeaseRevoked = &Scenario{
 		Name: "lease-revoked", Law: "L3",
 		Text: "An operator revokes all leases of the cluster.",
@@ -279,7 +285,7 @@ func Scenarios() []*Scenario {
 		HolderPaused, HolderHangs, HolderKilled, HolderClockAhead, HolderClockBack, HolderCutOff, RepliesLost, RequestsLost,
 		AcquireReplyLost, GrantLost, ServerPaused, ServerRestarted, ServerEmptied, Flushed, Evicted, ClockAhead, ClockBack,
 		NodeEmptied, TwoPaused, ThreePaused, ReplicaPromoted,
-		FollowerPaused, MajorityPaused, LeaseRevoked, BackendsTerminated, StandbyPromoted,
+		FollowerPaused, MajorityPaused, MinorityCut, LeaseRevoked, BackendsTerminated, StandbyPromoted,
 	}
 }
 
@@ -608,6 +614,19 @@ func followersPaused(n int) func(context.Context, *stage) error {
 		followers := slices.DeleteFunc(slices.Clone(s.servers), func(m servers.Server) bool { return m == leader })
 		return s.paused(ctx, followers[:n])
 	}
+}
+
+func minorityCut(ctx context.Context, s *stage) error {
+	leader, err := s.leader(ctx)
+	if err == nil {
+		err = s.isolate(ctx, slices.Index(s.servers, leader))
+	}
+	if err != nil {
+		return err
+	}
+	defer s.heal()
+	s.hit()
+	return sleep(ctx, s.ttl*3/2)
 }
 
 // paused stops servers for one and a half TTL.
