@@ -205,7 +205,11 @@ func pin(s *server) (func(), error) {
 		return err
 	}
 	all := fmt.Sprintf("0-%d", runtime.NumCPU()-1)
-	undo := func() { _ = both(all, all) }
+	threads := runtime.GOMAXPROCS(1) // as Go would have it on one processor, or its threads would take that from each other
+	undo := func() {
+		runtime.GOMAXPROCS(threads)
+		_ = both(all, all)
+	}
 	if err := both("0", "1"); err != nil {
 		undo()
 		return nil, err

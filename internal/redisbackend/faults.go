@@ -217,6 +217,7 @@ func (b Driver) TestOutOfMemory(t *testing.T) {
 		refused("Lock of a free name", err)
 		_, err = d.Lock(ctx, Waiting(n, NewID(), time.Minute))
 		refused("Lock that would queue", err)
+		MustLock(t, d, Request(n, NewID(), time.Minute), driver.Held)
 		_, err = d.NextToken(ctx, free, 0)
 		refused("NextToken", err)
 		if n.Kind == driver.KindLock {
@@ -286,6 +287,16 @@ func (b Driver) TestForeignType(t *testing.T) {
 			if err := step.Do(d); err != nil {
 				t.Errorf("%s after all that: got %v, want nil", step.What, err)
 			}
+		}
+
+		letter := map[driver.Kind]string{driver.KindLock: "l", driver.KindPermit: "p"}[n.Kind]
+		s.Must(t, "RPUSH", "fencelock:"+letter+"f:{free}", "app")
+		_, err := d.Lock(t.Context(), Request(driver.Name{Kind: n.Kind, Name: "free"}, NewID(), time.Minute))
+		if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "WRONGTYPE") {
+			t.Errorf("Lock of a free name with a list for a fence: got %v, want ErrUnavailable with WRONGTYPE (F028)", err)
+		}
+		if v := s.Must(t, "EXISTS", "fencelock:"+letter+":{free}"); v != int64(0) {
+			t.Errorf("after that: got %v holders, want none (L7)", v)
 		}
 	})
 }
