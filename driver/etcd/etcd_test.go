@@ -938,6 +938,58 @@ func TestTokensOfNewHoldersStay(t *testing.T) {
 	}
 }
 
+// TestRevokedBeforeTheAnswer: an entry whose lease is revoked before the answer that it waits has come does not hold when those
+// before it have gone.
+func TestRevokedBeforeTheAnswer(t *testing.T) {
+	f := onServer(t, sharedServer(t))
+	other, d := f.driver(), f.driver()
+	h, w := lockOf("a", time.Minute), waiting(lockOf("a", time.Minute))
+	asked(t, other, h, driver.Granted)
+	asked(t, d, lockOf("warm", time.Minute), driver.Granted)
+	events := make(chan driver.Event, 100)
+	d.Notify(func(e driver.Event) { events <- e })
+	first := waiting(lockOf("warm", time.Minute)) // so that the watch stands
+	asked(t, d, first, driver.Waiting)
+	if e := <-events; e.Kind != driver.EventRecheck {
+		t.Fatalf("event when the watch stands: got %+v, want a recheck", e)
+	}
+	before := d.entryKey(h.Owner)
+	var once sync.Once
+	d.kv = hookedKV{d.kv, func(commit commit) (*clientv3.TxnResponse, error) {
+		resp, err := commit()
+		once.Do(func() {
+			entry, err := f.raw.Get(t.Context(), d.entryKey(w.Owner))
+			if err == nil {
+				_, err = f.raw.Revoke(t.Context(), clientv3.LeaseID(entry.Kvs[0].Lease))
+			}
+			if err != nil {
+				t.Errorf("revoke: %v", err)
+			}
+			given(t, other, h.Owner, true)
+			eventually(t, patience, func() error {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				if d.entries[w.Owner].waiter.gone[before] == 0 {
+					return errors.New("the watch has not told that the holder has gone")
+				}
+				return nil
+			})
+		})
+		return resp, err
+	}}
+	asked(t, d, w, driver.Waiting)
+	for {
+		if e := <-events; e.Kind == driver.EventGranted && e.Owner == w.Owner {
+			t.Fatalf("event for an entry that has gone: got %+v, want none (L1)", e)
+		} else if e.Kind == driver.EventRecheck {
+			break
+		}
+	}
+	if r := d.Poll(t.Context(), []driver.Poll{{Owner: w.Owner, TTL: w.TTL, Claim: w.Claim}})[0]; r.State != driver.Gone || r.Err != nil {
+		t.Errorf("Poll of an entry that has gone: got %v, %v, want gone", r.State, r.Err)
+	}
+}
+
 // TestLateAnswerOfFirstTry: what a first try made, whose caller went, is deleted when its answer comes, but not if the
 // owner has tried again and holds.
 func TestLateAnswerOfFirstTry(t *testing.T) {

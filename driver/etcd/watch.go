@@ -92,6 +92,10 @@ func (d *Driver) waits(e *entry, v view) []driver.Event {
 		d.lookAgain()
 		return nil
 	}
+	if w.gone[e.key] > v.revision { // its own place
+		d.unwait(e)
+		return []driver.Event{{Kind: driver.EventRecheck}}
+	}
 	w.viewed, w.limit, w.more, w.ahead = v.revision, v.limit, v.more, nil
 	for _, r := range v.ahead {
 		if w.gone[r.key] <= v.revision {
@@ -268,6 +272,7 @@ func (d *Driver) heard(c *clientv3.Event) (events []driver.Event) {
 			}
 		case c.Type == mvccpb.PUT:
 		case key == e.key:
+			w.gone[key] = c.Kv.ModRevision
 			if w.viewed > 0 && c.Kv.ModRevision > w.viewed {
 				d.unwait(e)
 				events = append(events, driver.Event{Kind: driver.EventRecheck}) // so that it queues anew
