@@ -206,8 +206,14 @@ func (c *crowd) startWorker() {
 // worker starts a process on this backend, closed at the end of the test.
 func (t *T) worker(process string, timeout time.Duration) *worker.Worker {
 	t.Helper()
-	w, err := worker.Start(t.Context(), worker.Options{URL: t.URL, Process: process,
-		RequestTimeout: timeout, Longer: t.grantsLonger()})
+	return t.workerOf(worker.Options{Process: process, RequestTimeout: timeout})
+}
+
+// workerOf is worker with more options.
+func (t *T) workerOf(o worker.Options) *worker.Worker {
+	t.Helper()
+	o.URL, o.Longer = t.URL, t.grantsLonger()
+	w, err := worker.Start(t.Context(), o)
 	if err != nil {
 		t.Fatalf("worker: got %v, want it to start", err)
 	}

@@ -24,7 +24,8 @@
 //
 // A test states what it needs: an optional interface of the driver, or a power of the harness such as a
 // proxy. What is missing must be declared, with a reason; a declaration without need fails as well. So a
-// table of what was skipped and why is always true.
+// table of what was skipped and why is always true. What a kind of system cannot do, such as setting the clock of a process,
+// the suite declares itself, see [Clocks].
 package conformance
 
 import (
@@ -32,6 +33,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/servers"
+	"github.com/fencelock/fencelock/conformance/worker"
 	"github.com/fencelock/fencelock/driver"
 )
 
@@ -145,6 +147,10 @@ const (
 	Server    Need = "server"
 	Requests  Need = "requests"
 	Leftovers Need = "leftovers"
+
+	// Clocks are wall clocks of workers that can be set. That is up to the system, so where it cannot be
+	// the suite has declared it, and a harness need not.
+	Clocks Need = "clocks"
 )
 
 // present answers which needs the harness and its driver can meet.
@@ -164,6 +170,7 @@ func (h Harness) present(t testing.TB) map[Need]bool {
 		Server:       h.NewServer != nil,
 		Requests:     b.Requests != nil,
 		Leftovers:    b.Leftovers != nil,
+		Clocks:       worker.ClockError() == nil,
 	}
 }
 

@@ -21,6 +21,7 @@ var processTests = []test{
 	{name: "KilledHeadIsPassed", run: killedHeadIsPassed, permit: true, needs: []Need{URL}},
 	{name: "KilledHolderFreesItsPermitOnly", run: killedHolderFreesItsPermitOnly, needs: []Need{URL, Semaphores}},
 	{name: "ManyWaitersSomeKilled", run: manyWaitersSomeKilled, permit: true, needs: []Need{URL}, limit: 3 * time.Minute},
+	{name: "ClocksDiffer", run: clocksDiffer, permit: true, needs: []Need{URL, Clocks}},
 }
 
 // survivors is the TTL of those who wait for others to die: long enough to be kept on a busy machine. They look
@@ -304,4 +305,60 @@ func manyWaitersSomeKilled(t *T) {
 	t.release(t.lockLater(t.Context(), c, t.key()).lease(patience + t.takeover(ttl)))
 	t.nothingLeftAfter(t.name(t.key()), ttl+patience/4, "after waiters that were killed")
 	t.lawful(workers...)
+}
+
+// workerAhead starts a process whose wall clock is that much ahead.
+func (t *T) workerAhead(process string, by time.Duration) *worker.Worker {
+	t.Helper()
+	w := t.workerOf(worker.Options{Process: process, RequestTimeout: patience / 2, Clock: true})
+	t.done("SetClock", w.SetClock(by))
+	return w
+}
+
+// clocksDiffer has two processes, whose wall clocks are further apart than a lease is long, take one lock, or two permits. Neither
+// finds the other's leases expired, and each one's tokens are greater than those before, also than those of the one that is ahead.
+func clocksDiffer(t *T) {
+	const off = 10 * time.Second
+	ctx, a := t.Context(), t.workerAsk(t.steady())
+	if a.Limit > 0 {
+		a.Limit = 2
+	}
+	ahead, behind := t.workerAhead("ahead", off), t.workerAhead("behind", -off)
+	var last fencelock.Token
+	try := a
+	try.Try = true
+	for _, turn := range [][2]*worker.Worker{{ahead, behind}, {behind, ahead}} {
+		holder, rival := turn[0], turn[1]
+		var held []*worker.Remote
+		for range max(a.Limit, 1) {
+			l := t.take(holder, a)
+			t.later(l.Token(), last)
+			last = l.Token()
+			held = append(held, l)
+		}
+		_, err := rival.Take(ctx, try)
+		t.is("rival TryLock by a process whose clock differs", err, fencelock.ErrHeld, "S2")
+		for _, l := range held {
+			t.done("Release of a process whose clock differs", l.Release(ctx))
+		}
+	}
+
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	load := worker.Load{Seed: seed, Goroutines: 3, Attempts: 1 << 20, For: 200 * time.Millisecond,
+		TTL: a.TTL, Hold: 10 * time.Millisecond, Unit: t.Unit, WaitFor: patience / 2}
+	if a.Limit > 0 {
+		load.Permits = []worker.Permits{{Name: a.Name, Limits: []int{a.Limit}}}
+	} else {
+		load.Locks = []string{a.Name}
+	}
+	done := make(chan error, 2)
+	for i, w := range []*worker.Worker{ahead, behind} {
+		load.Seed = seed + uint64(i)
+		go func(l worker.Load) { done <- w.Run(ctx, l) }(load)
+	}
+	for range 2 {
+		t.done("work of a process whose clock differs", <-done)
+	}
+	t.lawful(ahead, behind)
 }

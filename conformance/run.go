@@ -86,6 +86,7 @@ func suite() []group {
 func Run(t *testing.T, h Harness) Report {
 	t.Helper()
 	began := time.Now()
+	h.Skips = h.skips()
 	present := h.check(t)
 	r := newReport(t, h)
 	slots := make([]chan struct{}, len(phases))
@@ -128,6 +129,18 @@ func Run(t *testing.T, h Harness) Report {
 	r.Seconds = time.Since(began).Seconds()
 	r.write(t)
 	return r.Report
+}
+
+// skips answers what the harness has declared, and what the suite declares for this kind of system.
+func (h Harness) skips() map[Need]string {
+	all := maps.Clone(h.Skips)
+	if all == nil {
+		all = make(map[Need]string)
+	}
+	if _, declared := all[Clocks]; !declared && (runtime.GOOS != "linux" || runtime.GOARCH != "amd64") {
+		all[Clocks] = "the wall clock of a process can be set on Linux on amd64 only"
+	}
+	return all
 }
 
 // check fails the test if the declared skips are not what is missing, and answers what is there.

@@ -73,6 +73,8 @@ installed; whoever clears the cache frees all its locks.
   redis+sentinel://h1,h2,h3/0?master=name
                                    the same behind Sentinel; rediss+sentinel://
   redis+cluster://h1,h2,h3         a Redis Cluster; rediss+cluster://
+  rueidis://host:6379/0            the locks of redis://, by another client library;
+                                   likewise rueidiss://, rueidis+sentinel://, rueidis+cluster://
   redlock://h1,h2,h3               a majority of independent Redis servers; redlocks:// with TLS
   etcd://host1,host2,host3         an etcd cluster; etcds:// with TLS
   postgres://host:5432/database    a PostgreSQL database

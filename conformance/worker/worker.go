@@ -146,6 +146,34 @@ func (w *Worker) run(out io.Reader, clock bool) error {
 	return <-started
 }
 
+// ClockError answers nil if [Options].Clock is possible here, and else the error that Start would answer.
+func ClockError() error { return clockError() }
+
+var clockError = sync.OnceValue(func() error {
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("worker: %w", err)
+	}
+	w := &Worker{cmd: exec.Command(exe, marker)} // killed before it has begun
+	dieWithParent(w.cmd)
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := w.start(true)
+		if err == nil {
+			_ = w.cmd.Process.Kill()
+			_ = w.cmd.Wait()
+			err = w.clock.close()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		return fmt.Errorf("worker: %w", err)
+	}
+	return nil
+})
+
 // start starts the process, if asked with a clock that can be set.
 func (w *Worker) start(clock bool) error {
 	if !clock {

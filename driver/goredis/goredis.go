@@ -1,6 +1,8 @@
 // Package goredis keeps locks, semaphores and fencing tokens in one Redis server, alone or under Sentinel, or in one
-// Cluster, through the client github.com/redis/go-redis/v9. It needs Redis 6.2 or later, or Valkey; on a Cluster of
-// Redis 6.2 the waiters are not told of a grant and find it by polling.
+// Cluster, through the client github.com/redis/go-redis/v9. It is written for Redis 6.2 or later and Valkey 7.2 or later. The
+// conformance suite runs on Redis 7.0, Redis 8 and Valkey 8, and on a Cluster of Redis 7.0; Redis 6.2 and Valkey 7.2 were never
+// tried. On a Cluster waiters are told of a grant by SPUBLISH, which Redis 6.2 does not have: there it is left to their polling,
+// not tried either.
 //
 // [New] takes a client that you have. By URL, redis://, redis+sentinel:// and redis+cluster:// open one, and with
 // rediss in place of redis they do so with TLS.

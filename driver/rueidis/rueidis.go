@@ -1,5 +1,6 @@
 // Package rueidis keeps locks, semaphores and fencing tokens in one Redis server, or one Cluster, through
-// the client github.com/redis/rueidis. It needs Redis 6.2 or later, or Valkey; on a Cluster Redis 7.0.
+// the client github.com/redis/rueidis. It is written for Redis 6.2 or later and Valkey 7.2 or later; a Cluster needs Redis 7.0. The
+// conformance suite runs on Redis 7.0 and Redis 8, and on a Cluster of Redis 7.0; Redis 6.2 and Valkey were never tried.
 //
 // [New] takes a client that you have. By URL, rueidis://, rueidis+sentinel:// and rueidis+cluster:// open one.
 //
