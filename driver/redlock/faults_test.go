@@ -310,9 +310,7 @@ func TestRefusals(t *testing.T) {
 			told("Lock by a rival", err, true)
 			// From here on the third node has done it.
 			x := d.Extend(t.Context(), []driver.Extension{{Owner: held.Owner, TTL: 3 * time.Hour}})[0]
-			if x.Err == nil || errors.Is(x.Err, driver.ErrUnavailable) {
-				t.Errorf("Extend while two of three nodes refuse: got %+v, want an unknown outcome (L8)", x)
-			}
+			told("Extend", x.Err, false)
 			_, err = d.NextToken(t.Context(), held.Name, 0)
 			told("NextToken", err, false)
 			_, err = d.Release(t.Context(), given.Owner) // it goes on with it
