@@ -66,12 +66,12 @@ func names(t testing.TB, err error, addrs []string, when string) {
 func TestMajorityHangs(t *testing.T) {
 	t.Parallel()
 	m := masters(t, 5)
-	c, err := fencelock.New(newDriver(t, m, nil))
+	const timeout, ttl = time.Second, 20 * time.Second
+	c, err := fencelock.New(newDriver(t, m, &redlock.Options{NodeTimeout: timeout}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	const ttl = 20 * time.Second
 	before, err := c.TryLock(t.Context(), "before", fencelock.TTL(ttl))
 	if err != nil {
 		t.Fatal(err)
@@ -96,8 +96,9 @@ func TestMajorityHangs(t *testing.T) {
 		t.Fatalf("TryLock while three of five nodes hang: got %v, %v, want a failure of the backend (L8)", l, err)
 	}
 	names(t, err, m.Addrs(), "while three of five nodes hang")
-	if took > ttl {
-		t.Errorf("TryLock while three of five nodes hang: took %v, want it soon after the node timeout", took)
+	t.Logf("TryLock while three of five nodes hang: took %v", took)
+	if took < timeout || took > 5*timeout/2 { // the client libraries would wait for 3 s
+		t.Errorf("TryLock while three of five nodes hang: took %v, want the node timeout, %v, and not much more", took, timeout)
 	}
 	nothingLeft(t, m, "x", "when the nodes go on")
 	// Other clients need not wait for the TTL.
