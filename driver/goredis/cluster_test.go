@@ -2,9 +2,7 @@ package goredis_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -77,58 +75,6 @@ func openDriver(t testing.TB, url string) *goredis.Driver {
 	return d.(*goredis.Driver)
 }
 
-// TestClusterLostReply lets the client library repeat requests to a node whose reply was lost, and loses connections.
-func TestClusterLostReply(t *testing.T) {
-	t.Parallel()
-	c := startCluster(t, 0)
-	proxies := map[string]*servers.Proxy{}
-	for _, addr := range c.Addrs() {
-		p, err := servers.NewProxy(addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { p.Close() })
-		proxies[addr] = p
-	}
-	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(),
-		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, network, proxies[addr].Addr())
-		}})
-	t.Cleanup(func() { client.Close() })
-	d := newDriver(t, client)
-	e := listenTo(d)
-	n := lockName("x")
-	node := c.primary(t, n)
-	o, w := driver.Owner{Name: n, ID: newID()}, driver.Owner{Name: n, ID: newID()}
-	mustLock(t, d, request(n, o.ID, time.Minute), driver.Granted)
-	mustRelease(t, d, o) // the server knows the scripts now
-	first := mustLock(t, d, request(n, o.ID, time.Minute), driver.Granted)
-	done := proxies[node.Addr()].DropNextReply(nil)
-	if again := mustLock(t, d, request(n, o.ID, time.Minute), driver.Granted); again.Token != first.Token {
-		t.Errorf("Lock repeated: got token %v, want %v (L5)", again.Token, first.Token)
-	}
-	<-done
-	done = proxies[node.Addr()].DropNextReply(nil)
-	found, err := d.Release(t.Context(), o)
-	<-done
-	if found || err == nil || errors.Is(err, driver.ErrUnavailable) {
-		t.Errorf("Release of which the client lost a reply and sent it again: got %v, %v, want an unknown outcome (L5, L8)", found, err)
-	}
-
-	mustLock(t, d, request(n, o.ID, time.Minute), driver.Granted)
-	mustLock(t, d, waiting(n, w.ID, time.Minute), driver.Waiting)
-	e.Next(t, driver.EventRecheck, "when the subscription stands")
-	for range 3 {
-		proxies[node.Addr()].Reset()
-		e.Next(t, driver.EventRecheck, "after the connections to the node were reset")
-	}
-	eventually(t, "a release", func() bool {
-		_, err := d.Release(t.Context(), o)
-		return err == nil
-	})
-	e.Next(t, driver.EventGranted, "on the new subscription")
-}
-
 // TestClusterCost counts the requests of a handover at many names, which are on all nodes (W2).
 func TestClusterCost(t *testing.T) {
 	t.Parallel()
@@ -186,4 +132,15 @@ func TestClusterCost(t *testing.T) {
 	if sent := scripts() - before; sent < 2*names || sent > 4*names {
 		t.Errorf("requests for %d handovers on a Cluster: got %d, want %d, and at most two polls for each (W2)", names, sent, 2*names)
 	}
+}
+
+// openClient opens a client, and closes it in the end.
+func openClient(t testing.TB, url string, opts ...fencelock.ClientOption) *fencelock.Client {
+	t.Helper()
+	c, err := fencelock.Open(t.Context(), url, opts...)
+	if err != nil {
+		t.Fatalf("Open %s: got %v, want nil", url, err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
 }

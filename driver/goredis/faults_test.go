@@ -139,28 +139,3 @@ func TestProcess(t *testing.T) {
 		}
 	})
 }
-
-// TestClusterDown takes a slot from all nodes of a Cluster.
-func TestClusterDown(t *testing.T) {
-	t.Parallel()
-	c := startCluster(t, 0)
-	for what, d := range map[string]*goredis.Driver{"opened by URL": openDriver(t, c.url()), "with the user's client": newDriver(t, c.client(t))} {
-		n := lockName(what)
-		steps := stepsOn(t, d, n)
-		slot := c.slot(t, n)
-		owner := c.primary(t, n)
-		for _, s := range c.nodes() {
-			s.do(t, "CLUSTER", "DELSLOTS", fmt.Sprint(slot))
-		}
-		for _, step := range steps {
-			mustBeRefused(t, step.What+" when the Cluster is down", step.Do(d), "CLUSTERDOWN")
-		}
-		owner.do(t, "CLUSTER", "ADDSLOTS", fmt.Sprint(slot))
-		eventually(t, "a working cluster", func() bool { return c.Healthy(t.Context(), 0) == nil })
-		for _, step := range steps {
-			if err := step.Do(d); err != nil {
-				t.Errorf("%s when the Cluster works again: got %v, want nil", step.What, err)
-			}
-		}
-	}
-}

@@ -38,3 +38,9 @@ func TestSentinelTLS(t *testing.T)              { redisbackend.GoRedis.TestSenti
 func TestWrite(t *testing.T)                 { redisbackend.GoRedis.TestWrite(t) }
 func TestWriteWhoseReplyIsLost(t *testing.T) { redisbackend.GoRedis.TestWriteWhoseReplyIsLost(t) }
 func TestWriteInTheSlot(t *testing.T)        { redisbackend.GoRedis.TestWriteInTheSlot(t) }
+
+func TestMigrationUnderLoad(t *testing.T)  { redisbackend.GoRedis.TestMigrationUnderLoad(t) }
+func TestClusterDown(t *testing.T)         { redisbackend.GoRedis.TestClusterDown(t) }
+func TestClusterLostReply(t *testing.T)    { redisbackend.GoRedis.TestClusterLostReply(t, true) }
+func TestFailoverLosesWrites(t *testing.T) { redisbackend.GoRedis.TestFailoverLosesWrites(t) }
+func TestFailoverKeepsLocks(t *testing.T)  { redisbackend.GoRedis.TestFailoverKeepsLocks(t) }

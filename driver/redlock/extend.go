@@ -25,6 +25,7 @@ type extension struct {
 	parts   []part // of the nodes that still have it
 	gone    int
 	absent  []*node
+	refused map[int]error // by node: it took the request, and could not do this one
 	decided bool
 	slot    string // that a majority has, if granted
 	result  driver.Result
@@ -199,6 +200,12 @@ func (x *extending) count(e *extension, n *node, said any) (fill bool) {
 	case int64:
 		e.gone++
 		e.absent = append(e.absent, n)
+	case error:
+		if e.refused == nil {
+			e.refused = make(map[int]error)
+		}
+		e.refused[n.index] = v
+		return false
 	default:
 		return false
 	}
@@ -264,8 +271,12 @@ func (x *extending) close(ctx context.Context) {
 			}
 			sure = sure && (o.err == nil || o.sure)
 		}
+		outcomes := slices.Clone(x.outcomes)
+		for i, err := range e.refused {
+			outcomes[i].err = err
+		}
 		e.decided = true
-		if e.result.Err = error(x.d.failure("", x.outcomes)); sure {
+		if e.result.Err = error(x.d.failure("", outcomes)); sure {
 			e.result.Err = driver.Unavailable(e.result.Err)
 		} else if ctx.Err() != nil {
 			e.result.Err = errors.Join(e.result.Err, ctx.Err())

@@ -43,3 +43,9 @@ func TestSentinelTLS(t *testing.T)         { redisbackend.Rueidis.TestSentinelTL
 func TestWrite(t *testing.T)                 { redisbackend.Rueidis.TestWrite(t) }
 func TestWriteWhoseReplyIsLost(t *testing.T) { redisbackend.Rueidis.TestWriteWhoseReplyIsLost(t) }
 func TestWriteInTheSlot(t *testing.T)        { redisbackend.Rueidis.TestWriteInTheSlot(t) }
+
+func TestMigrationUnderLoad(t *testing.T)  { redisbackend.Rueidis.TestMigrationUnderLoad(t) }
+func TestClusterDown(t *testing.T)         { redisbackend.Rueidis.TestClusterDown(t) }
+func TestClusterLostReply(t *testing.T)    { redisbackend.Rueidis.TestClusterLostReply(t, false) }
+func TestFailoverLosesWrites(t *testing.T) { redisbackend.Rueidis.TestFailoverLosesWrites(t) }
+func TestFailoverKeepsLocks(t *testing.T)  { redisbackend.Rueidis.TestFailoverKeepsLocks(t) }

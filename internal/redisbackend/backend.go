@@ -7,8 +7,10 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"io"
+	"net"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -38,9 +40,12 @@ type Driver struct {
 type Options struct {
 	Addr, Username, Password string
 	Cluster                  []string      // addresses of nodes, in place of Addr
+	Sentinels                []string      // addresses of sentinels without a password, in place of Addr
 	Namespace                string        // empty for the default
 	RESP2                    bool          // speak the older protocol
 	Timeout                  time.Duration // how long an answer may take; zero for the default
+	// Dial connects to a node of a Cluster; nil for the client's own way.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
 }
 
 // Full is a driver with all that drivers for Redis claim.
@@ -59,8 +64,15 @@ type Full interface {
 var GoRedis = Driver{"redis", func(tb testing.TB, o Options) Full {
 	var client redis.UniversalClient = newClient(o)
 	if o.Cluster != nil {
-		client = redis.NewClusterClient(&redis.ClusterOptions{Addrs: o.Cluster, Username: o.Username, Password: o.Password,
-			Protocol: o.protocol(), ReadTimeout: o.Timeout, ContextTimeoutEnabled: true})
+		options := &redis.ClusterOptions{Addrs: o.Cluster, Username: o.Username, Password: o.Password,
+			Protocol: o.protocol(), ReadTimeout: o.Timeout, ContextTimeoutEnabled: true}
+		if o.Dial != nil {
+			options.Dialer = func(ctx context.Context, _, addr string) (net.Conn, error) { return o.Dial(ctx, addr) }
+		}
+		client = redis.NewClusterClient(options)
+	}
+	if o.Sentinels != nil {
+		client = redis.NewFailoverClient(&redis.FailoverOptions{MasterName: servers.RedisSentinelName, SentinelAddrs: o.Sentinels})
 	}
 	d, err := goredis.New(client, &goredis.Options{Namespace: o.Namespace})
 	if err != nil {
@@ -108,10 +120,21 @@ func NewRueidis(o Options) (client.Client, error) {
 	if o.Cluster != nil {
 		addrs = o.Cluster[:1] // with several, a client that is closed soon leaves connections behind
 	}
+	var sentinel client.SentinelOption
+	if o.Sentinels != nil {
+		addrs, sentinel.MasterSet = o.Sentinels, servers.RedisSentinelName
+	}
+	var dial func(context.Context, string, *net.Dialer, *tls.Config) (net.Conn, error)
+	if o.Dial != nil {
+		dial = func(ctx context.Context, addr string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) {
+			return o.Dial(ctx, addr)
+		}
+	}
 	return client.NewClient(client.ClientOption{
+		Sentinel: sentinel, DialCtxFn: dial,
 		InitAddress: addrs, Username: o.Username, Password: o.Password, AlwaysRESP2: o.RESP2,
 		ConnWriteTimeout: cmp.Or(o.Timeout, 3*time.Second), DisableCache: true, DisableRetry: true, AlwaysPipelining: true,
-		ForceSingleClient: o.Cluster == nil,
+		ForceSingleClient: o.Cluster == nil && o.Sentinels == nil,
 	})
 }
 

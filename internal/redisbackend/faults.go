@@ -390,80 +390,97 @@ func (b Driver) TestNoOvertaking(t *testing.T) {
 	})
 }
 
-// TestRefusals makes the server refuse, in several of the ways it can be made to.
+// Refusal is a way to make a server refuse what it is asked, with a code.
+type Refusal struct {
+	Code   string
+	Refuse func(t *testing.T, s Server) (end func())
+	Reads  bool // what writes nothing is still answered
+}
+
+// Refusals are some of the ways there are. LOADING ends with the server.
+var Refusals = []Refusal{
+	{"READONLY", func(t *testing.T, s Server) func() {
+		s.Must(t, "REPLICAOF", "127.0.0.1", "1")
+		return func() { s.Must(t, "REPLICAOF", "NO", "ONE") }
+	}, true},
+	{"MASTERDOWN", func(t *testing.T, s Server) func() {
+		s.Must(t, "CONFIG", "SET", "replica-serve-stale-data", "no")
+		s.Must(t, "REPLICAOF", "127.0.0.1", "1")
+		return func() { s.Must(t, "REPLICAOF", "NO", "ONE") }
+	}, false},
+	{"MISCONF", func(t *testing.T, s Server) func() {
+		// A directory where the snapshot should be lets saving fail.
+		dir, _ := s.Must(t, "CONFIG", "GET", "dir").([]any)
+		if len(dir) != 2 {
+			t.Fatalf("CONFIG GET dir: got %v", dir)
+		}
+		if err := os.MkdirAll(filepath.Join(dir[1].(string), "dump.rdb", "x"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		s.Must(t, "CONFIG", "SET", "save", "3600 1")
+		s.Must(t, "BGSAVE")
+		Eventually(t, "a snapshot that fails", func() bool {
+			info, _ := s.Must(t, "INFO", "persistence").(string)
+			return strings.Contains(info, "rdb_last_bgsave_status:err")
+		})
+		return func() { s.Must(t, "CONFIG", "SET", "save", "") }
+	}, true},
+	{"LOADING", func(t *testing.T, s Server) func() {
+		s.Must(t, "DEBUG", "POPULATE", "2000")
+		s.Must(t, "CONFIG", "SET", "key-load-delay", "5000", "loading-process-events-interval-bytes", "1024")
+		loaded := make(chan struct{})
+		go func() {
+			defer close(loaded)
+			_, _ = s.Do(context.Background(), "DEBUG", "RELOAD")
+		}()
+		AwaitRefusal(t, s, "LOADING")
+		return func() {
+			if err := s.Kill(); err != nil {
+				t.Error(err)
+			}
+			<-loaded
+		}
+	}, false},
+	{"NOREPLICAS", func(t *testing.T, s Server) func() {
+		s.Must(t, "CONFIG", "SET", "min-replicas-to-write", "1")
+		return func() { s.Must(t, "CONFIG", "SET", "min-replicas-to-write", "0") }
+	}, true},
+	{"NOPERM", func(t *testing.T, s Server) func() {
+		s.Must(t, "ACL", "SETUSER", "default", "-evalsha", "-eval")
+		return func() { s.Must(t, "ACL", "SETUSER", "default", "+evalsha", "+eval") }
+	}, false},
+	{"BUSY", func(t *testing.T, s Server) func() {
+		s.Must(t, "CONFIG", "SET", "busy-reply-threshold", "1")
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, _ = s.Do(context.Background(), "EVAL", "while true do end", "0")
+		}()
+		AwaitRefusal(t, s, "BUSY")
+		return func() {
+			s.Must(t, "SCRIPT", "KILL")
+			<-ended
+		}
+	}, false},
+}
+
+// TestRefusals makes the server refuse, in each of the ways.
 func (b Driver) TestRefusals(t *testing.T) {
 	writesNothing := []string{"List", "Lock by a rival", "Advance"}
-	for _, test := range []struct {
-		code   string
-		refuse func(t *testing.T, s Server)
-		reads  bool // what writes nothing is still answered
-	}{
-		{"READONLY", func(t *testing.T, s Server) { s.Must(t, "REPLICAOF", "127.0.0.1", "1") }, true},
-		{"MASTERDOWN", func(t *testing.T, s Server) {
-			s.Must(t, "CONFIG", "SET", "replica-serve-stale-data", "no")
-			s.Must(t, "REPLICAOF", "127.0.0.1", "1")
-		}, false},
-		{"MISCONF", func(t *testing.T, s Server) {
-			// A directory where the snapshot should be lets saving fail.
-			dir, _ := s.Must(t, "CONFIG", "GET", "dir").([]any)
-			if len(dir) != 2 {
-				t.Fatalf("CONFIG GET dir: got %v", dir)
-			}
-			if err := os.MkdirAll(filepath.Join(dir[1].(string), "dump.rdb", "x"), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			s.Must(t, "CONFIG", "SET", "save", "3600 1")
-			s.Must(t, "BGSAVE")
-			Eventually(t, "a snapshot that fails", func() bool {
-				info, _ := s.Must(t, "INFO", "persistence").(string)
-				return strings.Contains(info, "rdb_last_bgsave_status:err")
-			})
-		}, true},
-		{"LOADING", func(t *testing.T, s Server) {
-			s.Must(t, "DEBUG", "POPULATE", "2000")
-			s.Must(t, "CONFIG", "SET", "key-load-delay", "5000", "loading-process-events-interval-bytes", "1024")
-			loaded := make(chan struct{})
-			go func() {
-				defer close(loaded)
-				_, _ = s.Do(context.Background(), "DEBUG", "RELOAD")
-			}()
-			AwaitRefusal(t, s, "LOADING")
-			t.Cleanup(func() {
-				if err := s.Kill(); err != nil {
-					t.Error(err)
-				}
-				<-loaded
-			})
-		}, false},
-		{"NOREPLICAS", func(t *testing.T, s Server) { s.Must(t, "CONFIG", "SET", "min-replicas-to-write", "1") }, true},
-		{"NOPERM", func(t *testing.T, s Server) { s.Must(t, "ACL", "SETUSER", "default", "-evalsha", "-eval") }, false},
-		{"BUSY", func(t *testing.T, s Server) {
-			s.Must(t, "CONFIG", "SET", "busy-reply-threshold", "1")
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				_, _ = s.Do(context.Background(), "EVAL", "while true do end", "0")
-			}()
-			AwaitRefusal(t, s, "BUSY")
-			t.Cleanup(func() {
-				s.Must(t, "SCRIPT", "KILL")
-				<-ended
-			})
-		}, false},
-	} {
-		t.Run(test.code, func(t *testing.T) {
+	for _, test := range Refusals {
+		t.Run(test.Code, func(t *testing.T) {
 			s := b.Start(t)
 			d := s.Driver(t)
 			steps := StepsOn(t, d, LockName("x"))
-			test.refuse(t, s)
+			t.Cleanup(test.Refuse(t, s))
 			for _, step := range steps {
 				err := step.Do(d)
-				if test.reads && slices.Contains(writesNothing, step.What) {
+				if test.Reads && slices.Contains(writesNothing, step.What) {
 					if err != nil {
 						t.Errorf("%s: got %v, want nil", step.What, err)
 					}
-				} else if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), test.code) {
-					t.Errorf("%s: got %v, want ErrUnavailable with %s (L8)", step.What, err, test.code)
+				} else if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), test.Code) {
+					t.Errorf("%s: got %v, want ErrUnavailable with %s (L8)", step.What, err, test.Code)
 				}
 			}
 		})
