@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,6 +16,8 @@ type Result struct {
 	Scenario string
 	Seed     uint64
 	Lanes    []*Lane
+	// Late is how late a timer was, at most, while it ran.
+	Late time.Duration
 	// Unexpected says, one line each, where the run differs from what the scenario leads to expect of the backend.
 	Unexpected []string `json:",omitempty"`
 }
@@ -69,15 +72,20 @@ func judge(l *lane, h history.History, d *doubles, sc *Scenario, tolerance time.
 	}
 	out.Told, out.Lead = lead(h)
 	out.Next = next(h, l.process(rival), sc.Name)
+	hit := slices.ContainsFunc(h, func(e history.Event) bool { return e.Type == history.FaultHit && e.Fault == l.name })
+	var stuck *noWrite
 	switch {
+	case l.crash != nil:
+		out.count(Crash, 1)
+		out.Report = l.crash.Error()
+	case hit && (l.err == nil || errors.As(l.err, &stuck)) && out.Next == 0:
+		out.count(NoNext, 1)
 	case l.err != nil:
 		out.Void = strings.TrimPrefix(l.err.Error(), "lab: ")
 	case report.Counts[history.IllFormed] > 0:
 		out.Void = "the history makes no sense: " + out.Report
-	case !slices.ContainsFunc(h, func(e history.Event) bool { return e.Type == history.FaultHit && e.Fault == l.name }):
+	case !hit:
 		out.Void = "the fault did not hit"
-	case out.Next == 0:
-		out.Void = "the rival did not get the lock after the fault"
 	}
 	return out
 }
@@ -138,6 +146,9 @@ func (r *Result) compare(sc *Scenario) {
 			}
 		}
 	}
+	if n := r.Valid(); 0 < n && 2*n < len(r.Lanes) {
+		r.Unexpected = append(r.Unexpected, fmt.Sprintf("only %d of %d lanes count: %s", n, len(r.Lanes), r.void()))
+	}
 	if sc.shows != "" && !shown && r.Valid() > 0 {
 		r.Unexpected = append(r.Unexpected, fmt.Sprintf("no lane showed: %s", sc.shows))
 	}
@@ -160,6 +171,32 @@ func (r *Result) Valid() (n int) {
 		}
 	}
 	return n
+}
+
+// void is why a lane does not count, empty if all do.
+func (r *Result) void() string {
+	for _, l := range r.Lanes {
+		if l.Void != "" {
+			return l.Void
+		}
+	}
+	return ""
+}
+
+// Err says in one error whatever a test should fail for: a stale write that a guard or the code of the options let through, what was
+// not to be expected of the backend, and that no lane counts, so that nothing is proven.
+func (r *Result) Err() error {
+	var errs []error
+	if n := r.StaleWrites(); n > 0 {
+		errs = append(errs, fmt.Errorf("lab: %s on %s: %d stale writes were let through", r.Scenario, r.Backend, n))
+	}
+	for _, u := range r.Unexpected {
+		errs = append(errs, fmt.Errorf("lab: %s on %s: %s", r.Scenario, r.Backend, u))
+	}
+	if r.Valid() == 0 {
+		errs = append(errs, fmt.Errorf("lab: %s on %s: no lane counts: %s", r.Scenario, r.Backend, r.void()))
+	}
+	return errors.Join(errs...)
 }
 
 // With is in how many of the lanes that count there was a finding.

@@ -104,7 +104,7 @@ func (r *Report) Unexpected() (lines []string) {
 			lines = append(lines, result.Scenario+" on "+result.Backend+": "+u)
 		}
 		if result.Valid() == 0 {
-			lines = append(lines, result.Scenario+" on "+result.Backend+": every lane is void: "+result.Lanes[0].Void)
+			lines = append(lines, result.Scenario+" on "+result.Backend+": every lane is void: "+result.void())
 		}
 	}
 	return lines
@@ -148,7 +148,11 @@ func (r *Result) leads() string {
 			all = append(all, l.Lead)
 		}
 	}
-	return span(all, time.Millisecond)
+	told := span(all, time.Millisecond)
+	if len(all) > 0 && slices.Min(all) < 0 {
+		told += fmt.Sprintf(" (a timer was %v late)", r.Late.Round(time.Millisecond))
+	}
+	return told
 }
 
 func (r *Result) nexts() string {

@@ -1,13 +1,13 @@
 package lab
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,6 +36,7 @@ type stage struct {
 	ttl      time.Duration
 	lanes    []*lane
 	rec      *history.Recorder // the faults
+	longer   bool              // a server may grant more than was asked for
 }
 
 // lane is a holder and a rival that want one lock.
@@ -49,6 +50,7 @@ type lane struct {
 	stopHolder    context.CancelFunc
 	cutAt         int64 // when it was cut off, by the clock of histories
 	err           error // why it is void
+	crash         error // that a worker ended by itself
 }
 
 // The roles in a lane.
@@ -76,6 +78,10 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	if why := sc.Not(b); why != "" {
 		return nil, fmt.Errorf("lab: %s on %s: %w: %s", sc.Name, b.Name, errors.ErrUnsupported, why)
 	}
+	if o.Code != "" && !worker.Handles(o.Code) {
+		return nil, fmt.Errorf("lab: Code %q: call lab.Code with that name before lab.Main", o.Code)
+	}
+	r := &Result{Backend: b.Name, Scenario: sc.Name, Seed: o.Seed}
 	sys, err := b.start(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("lab: %s: %w", b.Name, err)
@@ -87,7 +93,8 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	}
 	defer func() { err = errors.Join(err, doubles.close()) }()
 
-	s := &stage{system: sys, scenario: sc, ttl: b.TTL, rec: history.NewRecorder("lab", nil)}
+	s := &stage{system: sys, scenario: sc, ttl: max(b.TTL, sc.ttl), rec: history.NewRecorder("lab", nil)}
+	s.longer = slices.ContainsFunc(sc.longer, func(b *Backend) bool { return b.Name == r.Backend })
 	if sc.keeps { // what is lost on a busy machine would look as if it was lost by the fault
 		s.ttl = max(s.ttl, 3*time.Second)
 	}
@@ -102,10 +109,12 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	for _, l := range s.lanes {
 		l.writes = []worker.Write{{Writer: double, Resource: doubles.fenced(l.name)}, {Writer: double, Resource: doubles.open(l.name)}}
 		if o.Code != "" {
-			l.writes = append(l.writes, worker.Write{Writer: o.Code, Resource: l.name})
+			l.writes = append(l.writes, worker.Write{Writer: o.Code, Resource: fmt.Sprintf("%s-%x", l.name, o.Seed)})
 		}
 	}
-	_ = s.each(func(l *lane) error { return l.open(ctx, s) })
+	if err := s.each(func(l *lane) error { return l.open(ctx, s) }); err != nil && !slices.ContainsFunc(s.lanes, func(l *lane) bool { return l.err == nil }) {
+		return nil, fmt.Errorf("lab: %s on %s: no client: %w", sc.Name, b.Name, err)
+	}
 	machine := lateness.Measure()
 	defer machine()
 	if sc.before != nil {
@@ -117,16 +126,15 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	s.rec.FaultEnd(sc.Name)
 	_ = s.each(func(l *lane) error { return l.finish(s.ttl) })
 
-	late := machine()
-	if late > b.TTL/4 {
-		s.void(fmt.Errorf("lab: the machine is too busy: a timer was %v late", late))
+	r.Late = machine()
+	if r.Late > b.TTL/4 {
+		s.void(fmt.Errorf("lab: the machine is too busy: a timer was %v late", r.Late))
 	}
-	r := &Result{Backend: b.Name, Scenario: sc.Name, Seed: o.Seed}
 	faults := s.rec.History()
 	for _, l := range s.lanes {
-		l.err = cmp.Or(l.err, l.closeWorkers()) // so that all they did is in the history
+		l.crash = l.closeWorkers() // so that all they did is in the history
 		h := history.Merge(append(l.histories(), faults)...)
-		r.Lanes = append(r.Lanes, judge(l, h, doubles, sc, lossTolerance+late))
+		r.Lanes = append(r.Lanes, judge(l, h, doubles, sc, lossTolerance+r.Late))
 	}
 	r.compare(sc)
 	return r, ctx.Err()
@@ -173,10 +181,7 @@ func (s *stage) hit() {
 func (l *lane) open(ctx context.Context, s *stage) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("lab: the processes did not start in time"))
 	defer cancel()
-	for i, w := range []struct {
-		role string
-		to   **worker.Worker
-	}{{holder, &l.holder}, {rival, &l.rival}} {
+	for i, to := range []**worker.Worker{&l.holder, &l.rival} {
 		var err error
 		if l.lines[i], err = newLine(s.system); err != nil {
 			return err
@@ -185,12 +190,28 @@ func (l *lane) open(ctx context.Context, s *stage) error {
 			l.rival = l.holder
 			return nil
 		}
-		o := worker.Options{URL: s.url(l.lines[i].addrs()), Process: l.process(w.role), Longer: s.scenario.longer, Clock: s.scenario.clock}
-		if *w.to, err = worker.Start(ctx, o); err != nil {
+		if *to, err = l.start(ctx, s, i); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// start starts the process of the holder, 0, or the rival, 1.
+func (l *lane) start(ctx context.Context, s *stage, who int) (*worker.Worker, error) {
+	return worker.Start(ctx, worker.Options{
+		URL: s.url(l.lines[who].addrs()), Process: l.process([]string{holder, rival}[who]), Longer: s.longer, Clock: s.scenario.clock,
+	})
+}
+
+// newcomer puts a new process in the place of the rival, which has not begun its work.
+func (l *lane) newcomer(ctx context.Context, s *stage) error {
+	if err := l.rival.Close(); err != nil {
+		return err
+	}
+	var err error
+	l.rival, err = l.start(ctx, s, 1)
+	return err
 }
 
 // hold lets a lane begin its work: the holder has written and, unless it comes late, the rival waits when it returns.
@@ -199,9 +220,14 @@ func (l *lane) hold(ctx context.Context, s *stage) error {
 	defer cancel()
 	holding, stop := context.WithCancel(context.WithoutCancel(ctx))
 	l.stopHolder = stop
+	// So that the fault comes at any moment between renewals.
+	if err := sleep(ctx, time.Duration(l.rng.Int64N(int64(s.ttl/3)))); err != nil {
+		return err
+	}
 	work, begun := l.work(s, holder), history.WriteAdmitted
+	work.NoRenew = s.scenario.plain
 	if s.scenario.hangs {
-		work.NoRenew, work.Think, begun = true, 2*s.ttl, history.Acquired
+		work.Think, begun = 2*s.ttl, history.Acquired
 	}
 	l.works.Go(func() { _ = l.holder.Work(holding, work) }) // what comes of it is in the history
 	if err := l.await(ctx, holder, isType(begun)); err != nil || s.scenario.late {
@@ -217,7 +243,7 @@ func (l *lane) hold(ctx context.Context, s *stage) error {
 	if err := l.rival.AwaitRequests(answered, l.name, 0, 1); err != nil && answered.Err() == nil {
 		return err
 	}
-	return sleep(ctx, time.Duration(l.rng.Int64N(int64(s.ttl/3)))) // so that the fault comes at any moment between renewals
+	return nil
 }
 
 // work is what both do.
@@ -257,9 +283,14 @@ func (l *lane) await(ctx context.Context, role string, match func(history.Event)
 	return l.worker(role).AwaitEvent(ctx, func(e history.Event) bool { return e.Process == l.process(role) && match(e) })
 }
 
+// noWrite says that somebody did not get the lock, or could not write.
+type noWrite struct{ role string }
+
+func (e *noWrite) Error() string { return "lab: the " + e.role + " did not write in time" }
+
 // wrote waits until one has the lock and has written everywhere, after that moment.
 func (l *lane) wrote(ctx context.Context, role string, after int64) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("lab: the %s did not write in time", role))
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, &noWrite{role})
 	defer cancel()
 	last := l.writes[len(l.writes)-1].Resource
 	return l.await(ctx, role, func(e history.Event) bool {
@@ -279,7 +310,7 @@ func (l *lane) finish(ttl time.Duration) error {
 	case <-done:
 		return nil
 	case <-time.After(patience):
-		return errors.New("lab: holder and rival did not end their work in time")
+		return &noWrite{rival}
 	}
 }
 

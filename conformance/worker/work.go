@@ -20,6 +20,9 @@ var writers = map[string]Writer{}
 // starts it.
 func Handle(name string, write Writer) { writers[name] = write }
 
+// Handles reports whether a writer is known under that name.
+func Handles(name string) bool { return writers[name] != nil }
+
 // Work is what a user of a lock does: it takes the lock and, while it believes in the lease, writes to what the lock
 // protects, again and again.
 type Work struct {

@@ -395,7 +395,7 @@ func (w *Worker) await(ctx context.Context, reached func() bool) error {
 		case <-w.exited:
 			return fmt.Errorf("worker %s: %w", w.process, w.endedError())
 		case <-ctx.Done():
-			return fmt.Errorf("worker %s: %w", w.process, ctx.Err())
+			return fmt.Errorf("worker %s: %w", w.process, context.Cause(ctx))
 		}
 	}
 }
