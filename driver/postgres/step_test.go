@@ -27,7 +27,7 @@ import (
 // TestDurable: the server crashes after each answer, under settings that let it forget what it has committed.
 func TestDurable(t *testing.T) {
 	t.Parallel()
-	s := newServer(t, "-c", "synchronous_commit=off", "-c", "wal_writer_delay=10s")
+	s := newServer(t, forgetful...)
 	psql(t, s, "ALTER ROLE postgres SET synchronous_commit = off; CHECKPOINT")
 	ns := namespace()
 	crash := func() {
