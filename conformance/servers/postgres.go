@@ -128,6 +128,9 @@ func (p *Postgres) command(ctx context.Context, data, port string, o PostgresOpt
 			return nil, err
 		}
 	}
+	if err := await(ctx, "the end of all who served connections", func() error { return idle(data) }); err != nil {
+		return nil, err
+	}
 	// The process it names has ended, and its number may belong to somebody else by now.
 	if err := os.Remove(filepath.Join(data, pidFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -138,6 +141,15 @@ func (p *Postgres) command(ctx context.Context, data, port string, o PostgresOpt
 	cmd := exec.Command(filepath.Join(p.bin, "postgres"), append(args, o.Args...)...)
 	p.cred.become(cmd)
 	return cmd, nil
+}
+
+// idle answers nil if no process works in the directory, as all those of a server do in that of its data.
+func idle(dir string) error {
+	pids, err := processesIn(dir)
+	if err == nil && len(pids) > 0 {
+		err = fmt.Errorf("processes %v work in %s", pids, dir)
+	}
+	return err
 }
 
 // backup makes the data directory of a standby.
@@ -242,25 +254,31 @@ func (p *Postgres) Detach(ctx context.Context) error {
 // RestartImmediate ends the server by the shutdown mode "immediate", which tells clients but saves nothing,
 // and starts it again: it recovers from its log, as after a crash. ctx bounds the start.
 func (p *Postgres) RestartImmediate(ctx context.Context) error {
-	if err := p.quit(); err != nil {
+	if err := p.end("restart", syscall.SIGQUIT); err != nil {
 		return err
 	}
 	return p.Start(ctx)
 }
 
-func (p *Postgres) quit() error {
+// KillPostmaster ends the process that accepts connections, and none of those that serve them, as happens when the system is
+// out of memory. It returns when that process is gone. The others go when they see it: at once if they wait for something,
+// else when they have done what they do. Start waits for them, which it can on Linux only; Kill ends them.
+func (p *Postgres) KillPostmaster() error { return p.end("kill postmaster", syscall.SIGKILL) }
+
+// end sends a signal to the postmaster, and returns when that is gone.
+func (p *Postgres) end(op string, sig syscall.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.checkRunning(); err != nil {
-		return p.errorf("restart", err)
+		return p.errorf(op, err)
 	}
-	if err := p.child.cmd.Process.Signal(syscall.SIGQUIT); err != nil {
-		return p.errorf("restart", err)
+	if err := p.child.cmd.Process.Signal(sig); err != nil {
+		return p.errorf(op, err)
 	}
 	select {
 	case <-p.child.exited:
 	case <-time.After(signalTimeout):
-		return p.errorf("restart", fmt.Errorf("still there %v after SIGQUIT", signalTimeout))
+		return p.errorf(op, fmt.Errorf("still there %v after the signal %v", signalTimeout, sig))
 	}
 	p.pid.Store(0)
 	p.killed, p.frozen = true, nil
@@ -273,6 +291,9 @@ func (p *Postgres) Kill() error {
 	if err != nil && !errors.Is(err, ErrNotRunning) {
 		return err
 	}
+	if err := p.killLeft(); err != nil {
+		return p.errorf("kill", err)
+	}
 	// A server that is killed leaves a segment of System V shared memory, which only its next start on the same
 	// data would remove.
 	file := filepath.Join(p.dataDir(), pidFile)
@@ -283,6 +304,25 @@ func (p *Postgres) Kill() error {
 		}
 	}
 	return err
+}
+
+// killLeft ends the processes that have outlived the postmaster.
+func (p *Postgres) killLeft() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.child == nil || !p.child.hasExited() { // somebody has started it meanwhile
+		return nil
+	}
+	pids, err := processesIn(p.dataDir())
+	if err != nil || len(pids) == 0 {
+		return err
+	}
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have gone
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), signalTimeout)
+	defer cancel()
+	return await(ctx, "the end of all processes", func() error { return idle(p.dataDir()) })
 }
 
 // Close implements [Server].

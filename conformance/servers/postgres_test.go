@@ -109,6 +109,59 @@ func TestPostgresFaults(t *testing.T) {
 	checkClosedPostgres(t, p)
 }
 
+// TestKillPostmaster: who serves a connection goes on with what it does, and the next start waits for that.
+func TestKillPostmaster(t *testing.T) {
+	p := newPostgres(t, nil)
+	mustSQL(t, p, "CREATE TABLE t (v int)", "")
+	active := func(statement string) {
+		t.Helper()
+		eventually(t, func() error {
+			n, err := p.SQL(t.Context(), "", "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND state = 'active' AND query LIKE '%"+statement+"%'")
+			if err == nil && n != "1" {
+				err = fmt.Errorf("statements with %s: got %s, want 1", statement, n)
+			}
+			return err
+		})
+	}
+	ctx, ended := within(t, 20*time.Second), make(chan error, 1)
+	go p.SQL(ctx, "", "SELECT pg_advisory_lock(1); SELECT pg_sleep(20)") // waits, and so ends with the postmaster
+	active("pg_sleep")
+	go func() {
+		_, err := p.SQL(ctx, "", "DO $$ BEGIN INSERT INTO t VALUES (1); WHILE NOT pg_try_advisory_lock(1) LOOP END LOOP; END $$")
+		ended <- err
+	}()
+	active("WHILE NOT")
+	if err := p.KillPostmaster(); err != nil {
+		t.Fatal(err)
+	}
+	if pid := p.PID(); pid != 0 {
+		t.Errorf("PID without a postmaster: got %d, want 0", pid)
+	}
+	if err := p.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("statement that does not wait: got %v, want nil", err)
+	}
+	mustSQL(t, p, "SELECT count(*) FROM t", "1")
+
+	// Kill ends those too that never see it.
+	go p.SQL(ctx, "", "DO $$ BEGIN LOOP END LOOP; END $$")
+	active("BEGIN LOOP")
+	if err := p.KillPostmaster(); err != nil {
+		t.Fatal(err)
+	}
+	if pids, err := processesIn(p.dataDir()); err != nil || len(pids) == 0 {
+		t.Errorf("processes without a postmaster: got %v, %v, want one that serves a connection", pids, err)
+	}
+	if err := p.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if pids, err := processesIn(p.dataDir()); err != nil || len(pids) > 0 {
+		t.Errorf("processes after Kill: got %v, %v, want none", pids, err)
+	}
+}
+
 func segments(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("ipcs", "-m", "-p").Output()

@@ -460,7 +460,7 @@ func await(ctx context.Context, what string, try func() error) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("servers: redis: wait for %s: %w: %w", what, ctx.Err(), err)
+			return fmt.Errorf("servers: wait for %s: %w: %w", what, ctx.Err(), err)
 		case <-time.After(tryInterval):
 		}
 	}

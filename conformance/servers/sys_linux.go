@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -245,6 +246,29 @@ func childrenOf(pids ...int) ([]int, error) {
 		}
 	}
 	return children, nil
+}
+
+// processesIn lists the processes whose working directory that is. It does not see those of other users, unless this process is root.
+func processesIn(dir string) ([]int, error) {
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return nil, err
+	}
+	links, err := filepath.Glob("/proc/[0-9]*/cwd")
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, link := range links {
+		if where, err := os.Readlink(link); err == nil && where == dir { // else it has ended, or is somebody else's
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(link)))
+			if err != nil {
+				return nil, err
+			}
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
 }
 
 // readStat returns state and parent from a /proc stat file: "pid (name) state parent ...", where

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/conformance/servers"
+	"github.com/fencelock/fencelock/driver"
 )
 
 // newClient makes a client of a driver with a pool of its own.
@@ -181,6 +183,250 @@ func TestNoNewConnections(t *testing.T) {
 		}
 		return l.Release(t.Context())
 	})
+}
+
+// forgetful are settings under which a server that crashes forgets what it has committed and not yet written.
+var forgetful = []string{"-c", "synchronous_commit=off", "-c", "wal_writer_delay=10s"}
+
+// leasesOf reads the leases from the tables: by owner, the token.
+func leasesOf(t *testing.T, s *servers.Postgres, ns string) map[string]driver.Token {
+	t.Helper()
+	all := make(map[string]driver.Token)
+	for line := range strings.Lines(psql(t, s, "SELECT owner, token FROM fencelock.leases WHERE ns = '%s'", ns)) {
+		owner, text, _ := strings.Cut(strings.TrimSpace(line), "|")
+		token, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[owner] = driver.Token(token)
+	}
+	return all
+}
+
+// stuck begins a step that waits for the row of its name, and answers its error.
+func stuck(t *testing.T, s *servers.Postgres, d *Driver) <-chan error {
+	t.Helper()
+	locked(t, d, request("stuck", time.Minute), driver.Granted, "L1")
+	do(t, admin(t, s), "SELECT FROM fencelock.names WHERE ns = $1 AND name = 'stuck' FOR UPDATE", d.ns)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := d.Lock(t.Context(), waiting(request("stuck", time.Minute), time.Minute))
+		ended <- err
+	}()
+	blocked(t, s, ".lock(", 1)
+	return ended
+}
+
+// TestImmediateRestart: the server ends by the mode "immediate" while a lock is held and waited for, and steps are under way.
+// Nothing that a step has told is untrue after it.
+func TestImmediateRestart(t *testing.T) {
+	t.Parallel()
+	s := newServer(t, forgetful...)
+	psql(t, s, "CHECKPOINT")
+	ns := namespace()
+	a, b := newClient(t, s, ns), newClient(t, s, ns)
+	held, err := a.TryLock(t.Context(), "a", fencelock.TTL(time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits := make(chan *fencelock.Lease, 1)
+	go func() {
+		l, err := b.Lock(t.Context(), "a")
+		if err != nil {
+			t.Errorf("Lock that waits over a restart: got %v, want a lease", err)
+		}
+		waits <- l
+	}()
+	eventually(t, func() error {
+		if got := psql(t, s, "SELECT count(*) FROM fencelock.waiters WHERE ns = '%s'", ns); got != "1" {
+			return fmt.Errorf("waiters: got %s, want 1", got)
+		}
+		return nil
+	})
+	d := on(t, s.URL(), ns)
+	ended := stuck(t, s, d)
+
+	var mu sync.Mutex
+	there, absent, failed := make(map[string]driver.Token), make(map[string]bool), 0
+	var granted atomic.Int64
+	var stop atomic.Bool
+	var workers sync.WaitGroup
+	for w := range 3 {
+		workers.Go(func() {
+			for i := 0; !stop.Load(); i++ {
+				if a, err := d.Lock(t.Context(), request("a", time.Minute)); err == nil && a.State != driver.Held {
+					t.Errorf("Lock of a held lock: got %v, want held or an error (L1)", a.State)
+				}
+				r := request(fmt.Sprint(w, " ", i), time.Minute)
+				a, err := d.Lock(t.Context(), r)
+				mu.Lock()
+				switch {
+				case err == nil && a.State != driver.Granted:
+					t.Errorf("Lock of a free lock: got %v, want granted or an error (L8)", a.State)
+				case err == nil:
+					there[r.ID] = a.Token
+					granted.Add(1)
+				default:
+					failed++
+					absent[r.ID] = errors.Is(err, driver.ErrUnavailable)
+				}
+				mu.Unlock()
+				if err != nil {
+					pace()
+				} else if i%2 == 0 {
+					found, err := d.Release(t.Context(), r.Owner)
+					mu.Lock()
+					if err == nil && !found {
+						t.Errorf("Release of a lock: got false, want true or an error (L8)")
+					}
+					if err == nil || !errors.Is(err, driver.ErrUnavailable) {
+						delete(there, r.ID)
+						absent[r.ID] = err == nil
+					}
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	more := func() {
+		t.Helper()
+		from := granted.Load()
+		eventually(t, func() error {
+			if n := granted.Load() - from; n < 20 {
+				return fmt.Errorf("void: %d locks were granted, want 20", n)
+			}
+			return nil
+		})
+	}
+	more()
+	if err := s.RestartImmediate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	more()
+	stop.Store(true)
+	workers.Wait()
+
+	if err := <-ended; err == nil || errors.Is(err, driver.ErrUnavailable) {
+		t.Errorf("Lock whose server is ended: got %v, want an error that is not ErrUnavailable (L8)", err)
+	}
+	if failed == 0 {
+		t.Error("void: no step has failed")
+	}
+	left, kept := leasesOf(t, s, ns), false
+	for owner, token := range there {
+		if left[owner] != token {
+			t.Errorf("token of a lease after the restart: got %v, want %v, which was granted (L8)", left[owner], token)
+		}
+	}
+	for owner, surely := range absent {
+		if token, ok := left[owner]; ok && surely {
+			t.Errorf("lease that was released, or refused with ErrUnavailable: got it with token %v, want none (L8)", token)
+		}
+	}
+	for _, token := range left {
+		kept = kept || uint64(token) == uint64(held.Token())
+	}
+	if err := held.Err(); err != nil || !kept {
+		t.Errorf("lock that is held over a restart: got Err %v, lease on the server %v, want nil, true (L2)", err, kept)
+	}
+	select {
+	case <-waits:
+		t.Error("Lock of a lock that is held over a restart: got it, want it to wait (L1)")
+	default:
+	}
+	if err := held.Release(t.Context()); err != nil {
+		t.Errorf("Release after a restart: got %v, want nil (L7)", err)
+	}
+	next := <-waits
+	if next == nil {
+		return
+	}
+	if next.Token() <= held.Token() {
+		t.Errorf("token of who has waited over a restart: got %v, want more than %v (T1)", next.Token(), held.Token())
+	}
+	if err := next.Release(t.Context()); err != nil {
+		t.Errorf("Release: got %v, want nil", err)
+	}
+}
+
+// TestPostmasterKilled: only the process that accepts connections is killed. Who serves one goes when it sees that, which may be after
+// a step that is granted: then that is true after a restart, and so is all that was granted before.
+func TestPostmasterKilled(t *testing.T) {
+	t.Parallel()
+	s := newServer(t, forgetful...)
+	psql(t, s, `CREATE FUNCTION spin() RETURNS trigger LANGUAGE plpgsql AS
+			'BEGIN WHILE NOT pg_catalog.pg_try_advisory_xact_lock_shared(1) LOOP END LOOP; RETURN NULL; END';
+		CREATE TRIGGER spin BEFORE INSERT ON fencelock.leases FOR EACH STATEMENT EXECUTE FUNCTION public.spin(); CHECKPOINT`)
+	ns := namespace()
+	d := on(t, s.URL(), ns)
+	r, w := request("a", time.Minute), waiting(request("a", time.Minute), time.Minute)
+	first := locked(t, d, r, driver.Granted, "L1")
+	locked(t, d, w, driver.Waiting, "W4")
+	there := map[string]driver.Token{r.ID: first.Token}
+
+	// One step waits for a row. Another waits for nothing, in the server's eyes, until an idle connection has gone, and so has the
+	// postmaster.
+	ended := stuck(t, s, d)
+	do(t, admin(t, s), "SELECT pg_advisory_xact_lock(1)")
+	type outcome struct {
+		driver.Answer
+		error
+	}
+	busy, spun := request("busy", time.Minute), make(chan outcome, 1)
+	go func() {
+		a, err := d.Lock(t.Context(), busy)
+		spun <- outcome{a, err}
+	}()
+	eventually(t, func() error {
+		if got := psql(t, s, "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%%.lock(%%' AND wait_event_type IS NULL AND pid <> pg_backend_pid()"); got != "1" {
+			return fmt.Errorf("steps that wait for nothing: got %s, want 1", got)
+		}
+		return nil
+	})
+	if err := s.KillPostmaster(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err == nil || errors.Is(err, driver.ErrUnavailable) {
+		t.Errorf("Lock that waits for a row as the postmaster is killed: got %v, want an error that is not ErrUnavailable (L8)", err)
+	}
+	if got := <-spun; got.error != nil || got.State != driver.Granted {
+		t.Errorf("Lock that waits for nothing as the postmaster is killed: got %v, %v, want granted", got.State, got.error)
+	} else {
+		there[busy.ID] = got.Token
+	}
+	// Connections may be there for a moment, but no new ones.
+	eventually(t, func() error {
+		r := request("b", time.Minute)
+		r.Name.Name = r.ID
+		a, err := d.Lock(t.Context(), r)
+		switch {
+		case err == nil && a.State == driver.Granted:
+			there[r.ID] = a.Token
+		case err == nil:
+			t.Fatalf("Lock of a free lock without a postmaster: got %v, want granted or an error (L8)", a.State)
+		}
+		if !errors.Is(err, driver.ErrUnavailable) {
+			return fmt.Errorf("Lock without a postmaster: got %v, %w, want ErrUnavailable (L8)", a.State, err)
+		}
+		return nil
+	})
+
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	left := leasesOf(t, s, ns)
+	for owner, token := range there {
+		if left[owner] != token {
+			t.Errorf("token of a lease after the restart: got %v, want %v, which was granted (L8)", left[owner], token)
+		}
+	}
+	d = on(t, s.URL(), ns)
+	locked(t, d, request("a", time.Minute), driver.Held, "L1")
+	polled(t, d, w, driver.Waiting)
+	released(t, d, r.Owner, true)
+	if next := polled(t, d, w, driver.Granted); next.Token <= first.Token {
+		t.Errorf("token of the next holder: got %v, want more than %v (T1)", next.Token, first.Token)
+	}
 }
 
 // TestFewConnections: who holds a lock or waits for one keeps no connection of the pool that it shares with the work that is
