@@ -32,7 +32,8 @@ func pages(t *testing.T) map[string]string {
 // compiled and run.
 func TestSnippetsAreExamples(t *testing.T) {
 	examples := make(map[string]string)
-	for _, file := range []string{"example_test.go", "guard/example_test.go", "guard/redisguard/example_test.go", "driver/goredis/setnx_test.go"} {
+	for _, file := range []string{"example_test.go", "guard/example_test.go", "guard/redisguard/example_test.go", "driver/goredis/setnx_test.go",
+		"lab/example_test.go"} {
 		src, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

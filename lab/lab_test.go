@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/conformance/history"
 	"github.com/fencelock/fencelock/driver"
 	_ "github.com/fencelock/fencelock/driver/etcd"
 	_ "github.com/fencelock/fencelock/driver/file"
@@ -80,8 +82,8 @@ func TestScenarios(t *testing.T) {
 		File:          {HolderPaused, HolderHangs, HolderKilled, HolderClockAhead},
 		Redis:         {HolderPaused, HolderClockBack, Flushed, GrantLost},
 		RedisSentinel: {ReplicaPromoted},
-		Redlock:       {HolderPaused, HolderClockAhead, NodeEmptied, TwoPaused},
-		Etcd:          {HolderPaused, HolderClockAhead, RequestsLost},
+		Redlock:       {HolderPaused, HolderClockAhead, ClockAhead, NodeEmptied, NodeEmptiedNewcomer, TwoPaused},
+		Etcd:          {HolderPaused, HolderClockAhead, RequestsLost, MinorityCut},
 		Postgres:      {HolderPaused, HolderClockBack, StandbyPromoted},
 	}
 	for b, scenarios := range cells {
@@ -89,11 +91,8 @@ func TestScenarios(t *testing.T) {
 			t.Run(sc.Name+"/"+b.Name, func(t *testing.T) {
 				t.Parallel()
 				r := run(t, b, sc, Options{})
-				for _, u := range r.Unexpected {
-					t.Errorf("%s on %s: not as expected: %s", sc.Name, b.Name, u)
-				}
-				if n := r.StaleWrites(); n > 0 {
-					t.Errorf("%s on %s: stale writes that a guard let through: got %d, want 0", sc.Name, b.Name, n)
+				if err := r.Err(); err != nil {
+					t.Errorf("not as expected: %v", err)
 				}
 			})
 		}
@@ -219,6 +218,46 @@ func TestBroken(t *testing.T) {
 				t.Errorf("%s: got findings %v and %d unexpected, want %s", b.scheme, r.Lanes[0].Findings, len(r.Unexpected), b.shows)
 			}
 		})
+	}
+}
+
+// TestNothingProven: a run that shows nothing says so.
+func TestNothingProven(t *testing.T) {
+	t.Parallel()
+	if _, err := Run(t.Context(), File, HolderPaused, &Options{Code: "forgotten"}); err == nil || !strings.Contains(err.Error(), "forgotten") {
+		t.Errorf("Run with code that nobody made known: got %v, want an error that names it", err)
+	}
+	nobody := &Backend{Name: "nobody", TTL: File.TTL, start: func(context.Context) (*system, error) {
+		return &system{url: func([]string) string { return "nobody://x" }, close: func() error { return nil }}, nil
+	}}
+	if _, err := Run(t.Context(), nobody, HolderKilled, nil); err == nil || !strings.Contains(err.Error(), "nobody") {
+		t.Errorf("Run without the driver: got %v, want an error that names it", err)
+	}
+	void := &Result{Backend: "x", Lanes: []*Lane{{Void: "the fault did not hit"}}}
+	if err := void.Err(); err == nil || !strings.Contains(err.Error(), "the fault did not hit") {
+		t.Errorf("Err without a lane that counts: got %v, want why", err)
+	}
+}
+
+// TestStuck: a rival that never gets the lock is found, and so is a process that ends by itself.
+func TestStuck(t *testing.T) {
+	t.Parallel()
+	at := func(t history.Type, who string, n int64) history.Event {
+		return history.Event{T: n, Type: t, Process: who, Kind: history.Lock, Attempt: 1, TTL: time.Second, Token: 1, V: n + int64(time.Second)}
+	}
+	l := &lane{name: "lane-1", err: fmt.Errorf("worker: %w", &noWrite{rival})}
+	h := history.History{at(history.Started, l.process(holder), 1), at(history.Acquired, l.process(holder), 2),
+		{T: 3, Type: history.FaultBegin, Fault: HolderKilled.Name}, {T: 4, Type: history.FaultHit, Fault: l.name}}
+	if got := judge(l, h, &doubles{}, HolderKilled, lossTolerance); got.Void != "" || got.Findings[NoNext] != 1 {
+		t.Errorf("a rival that does not get the lock: got findings %v and void %q, want %s", got.Findings, got.Void, NoNext)
+	}
+	l.crash = errors.New("panic: x")
+	if got := judge(l, h, &doubles{}, HolderKilled, lossTolerance); got.Void != "" || got.Findings[Crash] != 1 || got.Report != "panic: x" {
+		t.Errorf("a process that ended by itself: got findings %v, void %q and %q, want %s and why", got.Findings, got.Void, got.Report, Crash)
+	}
+	r := &Result{Backend: File.Name, Lanes: []*Lane{judge(l, h, &doubles{}, HolderKilled, lossTolerance)}}
+	if r.compare(HolderKilled); r.Err() == nil {
+		t.Error("Err of it: got nil, want an error")
 	}
 }
 
