@@ -1,7 +1,7 @@
 # make         builds the command
 # make test    provides the servers, runs everything, ends with a table of what ran where
 # make docs    writes what the latest make test has shown into docs/choosing.md, and what the lab shows into docs/behaviour.md
-# make lint    the linters of .golangci.yaml
+# make lint    gofmt and the linters of .golangci.yaml, go vet's among them
 # make bench   fencelock, raw commands and other libraries in turn, into docs/performance.md; BENCH=--quick is shorter
 # make bench-drivers  the benchmarks of each driver by itself
 # make profile CPU and allocation profiles of each path into .cache/profiles, and what is on top of them
@@ -48,10 +48,9 @@ profile: servers
 
 lint: $(GOLANGCI)
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not formatted: $$unformatted"; exit 1; }
-	go vet ./...
 	$(GOLANGCI) run ./...
-	cd conformance/containers && go vet ./... && $(CURDIR)/$(GOLANGCI) run --config $(CURDIR)/.golangci.yaml ./...
-	cd bench && go vet ./... && $(CURDIR)/$(GOLANGCI) run --config $(CURDIR)/.golangci.yaml ./...
+	cd conformance/containers && $(CURDIR)/$(GOLANGCI) run --config $(CURDIR)/.golangci.yaml ./...
+	cd bench && $(CURDIR)/$(GOLANGCI) run --config $(CURDIR)/.golangci.yaml ./...
 
 $(GOLANGCI):
 	@mkdir -p $(@D)
