@@ -73,19 +73,18 @@ func judge(l *lane, h history.History, d *doubles, sc *Scenario, tolerance time.
 	out.Told, out.Lead = lead(h)
 	out.Next = next(h, l.process(rival), sc.Name)
 	hit := slices.ContainsFunc(h, func(e history.Event) bool { return e.Type == history.FaultHit && e.Fault == l.name })
-	var stuck *noWrite
 	switch {
 	case l.crash != nil:
 		out.count(Crash, 1)
 		out.Report = l.crash.Error()
-	case hit && (l.err == nil || errors.As(l.err, &stuck)) && out.Next == 0:
-		out.count(NoNext, 1)
 	case l.err != nil:
 		out.Void = strings.TrimPrefix(l.err.Error(), "lab: ")
 	case report.Counts[history.IllFormed] > 0:
 		out.Void = "the history makes no sense: " + out.Report
 	case !hit:
 		out.Void = "the fault did not hit"
+	case out.Next == 0:
+		out.Void = "the rival did not get the lock after the fault"
 	}
 	return out
 }

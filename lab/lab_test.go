@@ -3,7 +3,6 @@ package lab
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -51,7 +50,7 @@ func TestMain(m *testing.M) {
 // marksEnv is where guardInFile keeps its marks.
 const marksEnv = "FENCELOCK_LAB_MARKS"
 
-// run makes a run; one in which no lane counts is made again, a few times.
+// run makes a run; one in which most lanes are void is made again, a few times.
 func run(t *testing.T, b *Backend, sc *Scenario, o Options) *Result {
 	t.Helper()
 	for _, o.Lanes = range []int{3, 3, 3, 20} {
@@ -63,13 +62,13 @@ func run(t *testing.T, b *Backend, sc *Scenario, o Options) *Result {
 			t.Logf("%s on %s: seed %d: %s", sc.Name, b.Name, r.Seed, r.Unexpected[0]) // what may happen need not in so few
 			continue
 		}
-		if r.Valid() > 0 {
+		if 2*r.Valid() >= len(r.Lanes) {
 			t.Logf("%s on %s: seed %d, %d lanes count, findings %v", sc.Name, b.Name, r.Seed, r.Valid(), r.Lanes[0].Findings)
 			return r
 		}
-		t.Logf("%s on %s: seed %d, void: %s", sc.Name, b.Name, r.Seed, r.Lanes[0].Void)
+		t.Logf("%s on %s: seed %d, void: %s", sc.Name, b.Name, r.Seed, r.void())
 	}
-	t.Fatalf("%s on %s: every lane of four runs is void", sc.Name, b.Name)
+	t.Fatalf("%s on %s: most lanes of four runs are void", sc.Name, b.Name)
 	return nil
 }
 
@@ -239,23 +238,28 @@ func TestNothingProven(t *testing.T) {
 	}
 }
 
-// TestStuck: a rival that never gets the lock is found, and so is a process that ends by itself.
-func TestStuck(t *testing.T) {
+// TestCrash: a process that ends by itself is found, and so are too many lanes that show nothing, as where nobody gets the lock.
+func TestCrash(t *testing.T) {
 	t.Parallel()
 	at := func(t history.Type, who string, n int64) history.Event {
 		return history.Event{T: n, Type: t, Process: who, Kind: history.Lock, Attempt: 1, TTL: time.Second, Token: 1, V: n + int64(time.Second)}
 	}
-	l := &lane{name: "lane-1", err: fmt.Errorf("worker: %w", &noWrite{rival})}
+	l := &lane{name: "lane-1"}
 	h := history.History{at(history.Started, l.process(holder), 1), at(history.Acquired, l.process(holder), 2),
 		{T: 3, Type: history.FaultBegin, Fault: HolderKilled.Name}, {T: 4, Type: history.FaultHit, Fault: l.name}}
-	if got := judge(l, h, &doubles{}, HolderKilled, lossTolerance); got.Void != "" || got.Findings[NoNext] != 1 {
-		t.Errorf("a rival that does not get the lock: got findings %v and void %q, want %s", got.Findings, got.Void, NoNext)
+	stuck := judge(l, h, &doubles{}, HolderKilled, lossTolerance)
+	if !strings.Contains(stuck.Void, "did not get the lock") {
+		t.Errorf("a rival that does not get the lock: got void %q, want that said", stuck.Void)
+	}
+	r := &Result{Backend: File.Name, Lanes: []*Lane{stuck, stuck, {}}}
+	if r.compare(HolderKilled); r.Err() == nil || !strings.Contains(r.Err().Error(), "did not get the lock") {
+		t.Errorf("Err if one of three lanes counts: got %v, want why", r.Err())
 	}
 	l.crash = errors.New("panic: x")
 	if got := judge(l, h, &doubles{}, HolderKilled, lossTolerance); got.Void != "" || got.Findings[Crash] != 1 || got.Report != "panic: x" {
 		t.Errorf("a process that ended by itself: got findings %v, void %q and %q, want %s and why", got.Findings, got.Void, got.Report, Crash)
 	}
-	r := &Result{Backend: File.Name, Lanes: []*Lane{judge(l, h, &doubles{}, HolderKilled, lossTolerance)}}
+	r = &Result{Backend: File.Name, Lanes: []*Lane{judge(l, h, &doubles{}, HolderKilled, lossTolerance)}}
 	if r.compare(HolderKilled); r.Err() == nil {
 		t.Error("Err of it: got nil, want an error")
 	}

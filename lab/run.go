@@ -283,14 +283,9 @@ func (l *lane) await(ctx context.Context, role string, match func(history.Event)
 	return l.worker(role).AwaitEvent(ctx, func(e history.Event) bool { return e.Process == l.process(role) && match(e) })
 }
 
-// noWrite says that somebody did not get the lock, or could not write.
-type noWrite struct{ role string }
-
-func (e *noWrite) Error() string { return "lab: the " + e.role + " did not write in time" }
-
 // wrote waits until one has the lock and has written everywhere, after that moment.
 func (l *lane) wrote(ctx context.Context, role string, after int64) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, &noWrite{role})
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("lab: the %s did not write in time", role))
 	defer cancel()
 	last := l.writes[len(l.writes)-1].Resource
 	return l.await(ctx, role, func(e history.Event) bool {
@@ -310,7 +305,7 @@ func (l *lane) finish(ttl time.Duration) error {
 	case <-done:
 		return nil
 	case <-time.After(patience):
-		return &noWrite{rival}
+		return errors.New("lab: holder and rival did not end their work in time")
 	}
 }
 

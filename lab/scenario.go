@@ -74,8 +74,6 @@ const (
 	EarlyLoss Finding = "early loss"
 	// LateLoss: a holder that was not stopped was told of its loss late, or believed longer than it might.
 	LateLoss Finding = "late loss"
-	// NoNext: the fault was over, and the rival did not get the lock within half a minute.
-	NoNext Finding = "nobody next"
 	// Crash: a worker ended by itself.
 	Crash Finding = "crash"
 )

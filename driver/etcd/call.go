@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -161,6 +162,26 @@ func (d *Driver) restored(h *pb.ResponseHeader) {
 		d.unwait(e)
 	}
 	d.clean()
+}
+
+// memberPatience is how long one of several members may take to answer before another one is asked.
+const memberPatience = 300 * time.Millisecond
+
+// again makes a request that may be made again without harm. If one of several members does not answer, the next try goes to
+// another, and may take twice as long: one that hangs must not cost a lease.
+func again[T any](ctx context.Context, d *Driver, request func(context.Context) (T, error)) (T, error) {
+	if len(d.client.Endpoints()) < 2 {
+		return request(ctx)
+	}
+	for patience := memberPatience; ; patience *= 2 {
+		try, cancel := context.WithTimeout(ctx, patience)
+		answer, err := request(try)
+		late := try.Err() != nil || errors.Is(err, context.DeadlineExceeded) // by somebody else's patience, on the same stream
+		cancel()
+		if err == nil || !late || ctx.Err() != nil {
+			return answer, err
+		}
+	}
 }
 
 // txn makes one transaction.

@@ -121,7 +121,7 @@ var errLeaseGone = errors.New("etcd: the server does not know the lease any more
 // same term: then whoever answered was the leader of that term still.
 func (d *Driver) keep(ctx context.Context, l *lease) error {
 	for {
-		c, err := d.keeper.ask(ctx, l.id)
+		c, err := again(ctx, d, func(ctx context.Context) (*keepalive, error) { return d.keeper.ask(ctx, l.id) })
 		if err != nil {
 			return err
 		}
@@ -131,7 +131,7 @@ func (d *Driver) keep(ctx context.Context, l *lease) error {
 			d.mu.Unlock()
 			return errLeaseGone
 		}
-		now, err := d.read(ctx, d.prefix)
+		now, err := again(ctx, d, func(ctx context.Context) (*clientv3.GetResponse, error) { return d.read(ctx, d.prefix) })
 		if err != nil {
 			return err
 		}
@@ -214,7 +214,7 @@ type keepalive struct {
 }
 
 // A stream whose answer takes longer than that, when the caller gives up, is replaced: its member may hang.
-const keepPatience = 300 * time.Millisecond
+const keepPatience = memberPatience
 
 // ask keeps a lease alive and waits for the answer.
 func (k *keeper) ask(ctx context.Context, id int64) (*keepalive, error) {

@@ -314,7 +314,7 @@ func (d *Driver) glance(ctx context.Context, b glance) {
 	if len(b.ops) == 0 {
 		return
 	}
-	resp, err := d.txn(ctx, nil, b.ops, nil)
+	resp, err := again(ctx, d, func(ctx context.Context) (*clientv3.TxnResponse, error) { return d.txn(ctx, nil, b.ops, nil) })
 	for i, s := range b.stands {
 		if s.err = err; err == nil {
 			s.view, s.err = b.views[i](&glanced{resp.Responses, resp.Header.Revision})
