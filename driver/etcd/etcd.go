@@ -35,7 +35,8 @@
 // server-name is the name to expect in the server's certificate. In a list only IPv4 addresses and names can stand.
 // A driver opened by URL makes one request at once, and fails if that does. Its client tries every second to reach
 // a member that is gone; one of your own should not wait much longer either (grpc.WithConnectParams), or
-// leases end before it is back.
+// leases end before it is back. A keepalive, or a read, that a member does not answer within 300 ms is asked of the next one: give
+// the client all members.
 //
 // With authentication switched on, the user needs a role that may read and write the prefix of the namespace,
 // for example "fencelock/".

@@ -577,6 +577,41 @@ func TestWatchBroken(t *testing.T) {
 	}
 }
 
+// TestMemberThatHangs: a member that has connections and answers nothing costs no extension.
+func TestMemberThatHangs(t *testing.T) {
+	t.Parallel()
+	s := sharedServer(t)
+	f := onServer(t, s)
+	p, err := servers.NewProxy(s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() }) // after the client
+	d := newDriver(t, newClient(t, s.Addr(), p.Addr()), f.namespace)
+	r := lockOf("a", time.Minute)
+	asked(t, d, r, driver.Granted)
+	eventually(t, patience, func() error {
+		before := p.Stats().ToServer.Arrived
+		extended(t, d, r.Owner, time.Minute, driver.Granted)
+		if p.Stats().ToServer.Arrived == before {
+			return errors.New("nothing is asked of the second address yet")
+		}
+		return nil
+	})
+	p.Hold(servers.ToClient)
+	for range 4 {
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+		got := d.Extend(ctx, []driver.Extension{{Owner: r.Owner, TTL: time.Minute}})[0]
+		cancel()
+		if got.Err != nil || got.State != driver.Granted {
+			t.Fatalf("Extend with one of two members silent: got %v, %v, want granted (L4)", got.State, got.Err)
+		}
+	}
+	if p.Stats().ToClient.Held == 0 {
+		t.Error("void: nothing was asked of the member that is silent")
+	}
+}
+
 // TestCluster: the loss of one of three members, follower or leader, killed or paused, costs no lock; that of two
 // costs belief in time, and no answer is a lie.
 func TestCluster(t *testing.T) {
