@@ -195,7 +195,9 @@ func (r *Result) word() string {
 // legend explains the words of the overview.
 const legend = "quiet: nothing happened that a lock should prevent. stale: where no guard compares tokens, a late write was let through. " +
 	"overlap: two believed that they held the lock, so only a guard keeps the order. -: this cannot happen to the backend, see below why. " +
-	"A guard let no stale write through, except where it says UNEXPECTED."
+	"A guard let no stale write through, except where it says UNEXPECTED. A loss that was told before expiry by less than nothing was told by a " +
+	"timer that the machine, busy with all the processes, ran so late. The next holder is counted from the fault: a request that has no answer first times " +
+	"out and is made again, and a waiter that a server has forgotten finds out at its next poll."
 
 // backends are those of the plan; of a report that was read from a file, those that have a result.
 func (r *Report) backends() []*Backend {
