@@ -88,8 +88,8 @@ func doLossIsAnError(t *T) {
 		f.on(stepRelease, f.hang())
 		return nil
 	}, fencelock.TTL(t.short()))
-	t.is("cause of the work's context after a loss", cause, fencelock.ErrLost, "L2")
 	t.is("Do whose lease was lost", err, fencelock.ErrLost, "L2")
+	t.is("cause of the work's context after a loss", cause, fencelock.ErrLost, "L2")
 }
 
 func doPanicReleases(t *T) {

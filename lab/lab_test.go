@@ -220,15 +220,30 @@ func TestBroken(t *testing.T) {
 	}
 }
 
+// nobody is a backend without a driver.
+var nobody = &Backend{Name: "nobody", TTL: File.TTL, start: func(context.Context) (*system, error) {
+	return &system{url: func([]string) string { return "nobody://x" }, close: func() error { return nil }}, nil
+}}
+
+// TestPlanGoesOn: a run that cannot be made leaves the others, and is told.
+func TestPlanGoesOn(t *testing.T) {
+	t.Parallel()
+	p := &Plan{Backends: []*Backend{nobody, File}, Scenarios: []*Scenario{HolderKilled}, Options: Options{Lanes: 1}}
+	r, err := p.Do(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "nobody") {
+		t.Errorf("plan with a backend that has no driver: got %v, want an error that names it", err)
+	}
+	if len(r.Results) != 1 || r.Results[0].Backend != File.Name {
+		t.Errorf("plan with a backend that has no driver: got %d results, want that of file", len(r.Results))
+	}
+}
+
 // TestNothingProven: a run that shows nothing says so.
 func TestNothingProven(t *testing.T) {
 	t.Parallel()
 	if _, err := Run(t.Context(), File, HolderPaused, &Options{Code: "forgotten"}); err == nil || !strings.Contains(err.Error(), "forgotten") {
 		t.Errorf("Run with code that nobody made known: got %v, want an error that names it", err)
 	}
-	nobody := &Backend{Name: "nobody", TTL: File.TTL, start: func(context.Context) (*system, error) {
-		return &system{url: func([]string) string { return "nobody://x" }, close: func() error { return nil }}, nil
-	}}
 	if _, err := Run(t.Context(), nobody, HolderKilled, nil); err == nil || !strings.Contains(err.Error(), "nobody") {
 		t.Errorf("Run without the driver: got %v, want an error that names it", err)
 	}
