@@ -301,8 +301,8 @@ func manyWaitersSomeKilled(t *T) {
 			t.Fatalf("turns of %d waiters with %d processes killed: got %d, want all (W3)", processes*each, len(killed), n)
 		}
 	}
-	// Who was killed last may hold or wait for as long as its TTL.
-	t.release(t.lockLater(t.Context(), c, t.key()).lease(patience + t.takeover(ttl)))
+	// Who was killed last may hold or wait for as long as its TTL. One that waits for that may be known as a waiter for half of its own.
+	t.release(t.lockLater(t.Context(), c, t.key(), fencelock.TTL(ttl)).lease(patience + t.takeover(ttl)))
 	t.nothingLeftAfter(t.name(t.key()), ttl+patience/4, "after waiters that were killed")
 	t.lawful(workers...)
 }
