@@ -31,11 +31,11 @@ status=0
 
 step() { echo; echo "== $*"; }
 
-step "root module"
+step "root module; the suite on two backends at once without the groups $engine"
 # One package at a time: the suite measures time, and packages would take it from each other.
 go test -race -p 1 -timeout 20m -skip "^TestServerConformance\$/$engine" ./... || status=1
 
-step "drivers with the newest client libraries: $newest"
+step "drivers with the newest client libraries: $newest; the suite on one server, without the same groups"
 cp go.mod .cache/newest/go.mod
 cp go.sum .cache/newest/go.sum
 # shellcheck disable=SC2086 # one argument for each version
@@ -49,7 +49,7 @@ step "bench"
 
 rows=$processes
 if timeout 30 docker version >/dev/null 2>&1; then
-	step "containers"
+	step "containers; the suite on Valkey and through rueidis without the same groups"
 	if images=$(conformance/containers/images.sh); then
 		eval "$images"
 		(cd conformance/containers && go test -race -timeout 20m -skip "^TestConformance(Rueidis|Valkey)\$/$engine" ./...) || status=1

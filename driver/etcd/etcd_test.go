@@ -174,11 +174,7 @@ func TestOrphanOfLostReply(t *testing.T) {
 	t.Parallel()
 	s := sharedServer(t)
 	f := onServer(t, s)
-	p, err := servers.NewProxy(s.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { p.Close() }) // after the clients
+	p := newProxy(t, s.Addr())
 	d := newDriver(t, newClient(t, p.Addr()), f.namespace)
 	kept := lockOf("kept", 2*time.Second)
 	asked(t, d, kept, driver.Granted)
@@ -440,11 +436,7 @@ func TestCompaction(t *testing.T) {
 	d := f.driver()
 	h := lockOf("a", time.Minute)
 	asked(t, d, h, driver.Granted)
-	p, err := servers.NewProxy(s.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { p.Close() }) // after the clients
+	p := newProxy(t, s.Addr())
 	c := locks(t, newDriver(t, newClient(t, p.Addr()), f.namespace))
 	done := make(chan error, 1)
 	go func() {

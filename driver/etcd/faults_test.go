@@ -132,11 +132,7 @@ func TestUserClosedItsClient(t *testing.T) {
 
 // TestNobodyListens: it is known at once that nothing happened.
 func TestNobodyListens(t *testing.T) {
-	p, err := servers.NewProxy(sharedServer(t).Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { p.Close() }) // after the clients
+	p := newProxy(t, sharedServer(t).Addr())
 	d := newDriver(t, newClient(t, p.Addr()), "nobody")
 	r := lockOf("a", time.Minute)
 	asked(t, d, r, driver.Granted)
@@ -528,11 +524,7 @@ func TestWatchBroken(t *testing.T) {
 	t.Parallel()
 	s := sharedServer(t)
 	f := onServer(t, s)
-	p, err := servers.NewProxy(s.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { p.Close() }) // after the clients
+	p := newProxy(t, s.Addr())
 	hit := newDriver(t, newClient(t, p.Addr()), f.namespace)
 	c := locks(t, hit)
 	d := f.driver()
@@ -582,11 +574,7 @@ func TestMemberThatHangs(t *testing.T) {
 	t.Parallel()
 	s := sharedServer(t)
 	f := onServer(t, s)
-	p, err := servers.NewProxy(s.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { p.Close() }) // after the client
+	p := newProxy(t, s.Addr())
 	d := newDriver(t, newClient(t, s.Addr(), p.Addr()), f.namespace)
 	r := lockOf("a", time.Minute)
 	asked(t, d, r, driver.Granted)

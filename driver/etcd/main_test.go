@@ -84,6 +84,17 @@ func newCluster(tb testing.TB, members int, args ...string) *servers.EtcdCluster
 	return c
 }
 
+// newProxy is between a client and a server, until the client is closed.
+func newProxy(tb testing.TB, addr string) *servers.Proxy {
+	tb.Helper()
+	p, err := servers.NewProxy(addr)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { p.Close() })
+	return p
+}
+
 // newClient makes a client as a driver opened by URL has it.
 func newClient(tb testing.TB, addrs ...string) *clientv3.Client {
 	tb.Helper()
