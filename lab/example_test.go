@@ -7,6 +7,8 @@ import (
 	"os"
 	"testing"
 
+	_ "github.com/jackc/pgx/v5/stdlib" // the database of the code
+
 	"github.com/fencelock/fencelock"
 	_ "github.com/fencelock/fencelock/driver/goredis" // the backend of the test
 	"github.com/fencelock/fencelock/guard"

@@ -72,7 +72,6 @@ func judge(l *lane, h history.History, d *doubles, sc *Scenario, tolerance time.
 	}
 	out.Told, out.Lead = lead(h)
 	out.Next = next(h, l.process(rival), sc.Name)
-	hit := slices.ContainsFunc(h, func(e history.Event) bool { return e.Type == history.FaultHit && e.Fault == l.name })
 	switch {
 	case l.crash != nil:
 		out.count(Crash, 1)
@@ -81,7 +80,7 @@ func judge(l *lane, h history.History, d *doubles, sc *Scenario, tolerance time.
 		out.Void = strings.TrimPrefix(l.err.Error(), "lab: ")
 	case report.Counts[history.IllFormed] > 0:
 		out.Void = "the history makes no sense: " + out.Report
-	case !hit:
+	case !slices.ContainsFunc(h, func(e history.Event) bool { return e.Type == history.FaultHit && e.Fault == l.name }):
 		out.Void = "the fault did not hit"
 	case out.Next == 0:
 		out.Void = "the rival did not get the lock after the fault"

@@ -94,7 +94,7 @@ func Run(ctx context.Context, b *Backend, sc *Scenario, opts *Options) (_ *Resul
 	defer func() { err = errors.Join(err, doubles.close()) }()
 
 	s := &stage{system: sys, scenario: sc, ttl: max(b.TTL, sc.ttl), rec: history.NewRecorder("lab", nil)}
-	s.longer = slices.ContainsFunc(sc.longer, func(b *Backend) bool { return b.Name == r.Backend })
+	s.longer = among(sc.longer, b.Name)
 	if sc.keeps { // what is lost on a busy machine would look as if it was lost by the fault
 		s.ttl = max(s.ttl, 3*time.Second)
 	}

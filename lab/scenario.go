@@ -46,8 +46,11 @@ type allowance struct {
 }
 
 // of says whether it is one for a backend.
-func (a allowance) of(backend string) bool {
-	return a.on == nil || slices.ContainsFunc(a.on, func(b *Backend) bool { return b.Name == backend })
+func (a allowance) of(backend string) bool { return a.on == nil || among(a.on, backend) }
+
+// among says whether a backend of that name is among these, in containers or not.
+func among(all []*Backend, name string) bool {
+	return slices.ContainsFunc(all, func(b *Backend) bool { return b.Name == name })
 }
 
 // allows says whether a finding is to be expected of a backend.
